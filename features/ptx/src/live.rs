@@ -52,7 +52,7 @@ pub(crate) fn registers(instr: &Instr, defined: bool, visit: &mut impl FnMut(u32
 }
 
 /// The registers of an operand: those in addresses or those outside.
-fn in_operand(operand: &Operand, addresses: bool, visit: &mut impl FnMut(u32)) {
+pub(crate) fn in_operand(operand: &Operand, addresses: bool, visit: &mut impl FnMut(u32)) {
     match operand {
         Operand::Register(register) | Operand::Not(register) if !addresses => visit(*register),
         Operand::Address(base, _) if addresses => in_operand(base, false, visit),

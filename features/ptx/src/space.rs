@@ -1,6 +1,9 @@
 //! Where generic addresses lead: which registers may hold one of which memory, whatever path was taken.
+//!
+//! Programs also split addresses into parts and keep them in memory. So the analysis follows data into all registers except predicates.
+//! All memory is one node.
 
-use crate::ast::{Instr, Operand, Ty};
+use crate::ast::{Instr, Operand, Space, Ty};
 use crate::cfg::Cfg;
 use crate::live;
 
@@ -12,82 +15,99 @@ pub(crate) const LOCAL: Spaces = 4;
 /// The kernel's parameters.
 pub(crate) const PARAM: Spaces = 8;
 
-/// The spaces that each register's address may be of; none if it is of no address that is known.
+/// The spaces that each register's address may be of. A register of unknown origin may hold an address of any space that the kernel
+/// makes addresses of.
 pub(crate) fn spaces(cfg: &Cfg, types: &[Ty]) -> Vec<Spaces> {
     let memory = types.len();
     let mut found = vec![0; types.len() + 1];
     let mut edges: Vec<(usize, usize)> = Vec::new();
-    let wide = |register: u32| types[register as usize].bits == 64;
+    let bits = |node: usize| types.get(node).map_or(64, |ty| ty.bits * u32::from(ty.lanes));
     for instr in cfg.blocks.iter().flat_map(|block| &block.instrs) {
-        let (mut from, mut to) = (Vec::new(), Vec::new());
-        let operands = |range: &[Operand], all: &mut Vec<usize>| {
-            for operand in range {
-                if let Operand::Register(register) = operand
-                    && wide(*register)
-                {
-                    all.push(*register as usize);
-                }
-            }
+        let registers = |defined| {
+            let mut all = Vec::new();
+            live::registers(instr, defined, &mut |register| all.push(register as usize));
+            all.retain(|register| bits(*register) > 1);
+            all
         };
-        live::registers(instr, true, &mut |register| {
-            if wide(register) {
-                to.push(register as usize);
-            }
-        });
-        let direct = match instr.opcode() {
-            "cvta" => of_conversion(instr),
-            "ld" | "ldu" => {
-                from.push(memory);
-                if instr.modifiers().any(|m| m.starts_with("param")) { GLOBAL } else { 0 }
-            }
+        let values = |first: usize| {
+            let mut all = Vec::new();
+            let operands = instr.operands.get(first..).unwrap_or_default();
+            operands
+                .iter()
+                .for_each(|operand| live::in_operand(operand, false, &mut |r| all.push(r as usize)));
+            all
+        };
+        let (mut from, mut to) = (Vec::new(), registers(true));
+        let mut direct = 0;
+        match instr.opcode() {
+            "cvta" => direct = of_conversion(instr),
+            "ld" | "ldu" if instr.reads_parameter() => direct = GLOBAL,
+            "ld" | "ldu" => from.push(memory),
             "st" | "red" => {
                 to.push(memory);
-                live::registers(instr, false, &mut |register| {
-                    if wide(register) {
-                        from.push(register as usize);
-                    }
-                });
-                0
+                from = values(1);
             }
             "atom" => {
                 from.push(memory);
-                edges.extend(values(instr).filter(|r| wide(*r)).map(|r| (r as usize, memory)));
-                0
+                edges.extend(values(2).into_iter().map(|value| (value, memory)));
             }
             _ => {
-                operands(&instr.operands[1.min(instr.operands.len())..], &mut from);
-                for operand in &instr.operands {
-                    if let Operand::Vector(list) = operand {
-                        operands(list, &mut from);
-                    }
+                from = registers(false);
+                if joins(instr) || instr.operands.iter().any(is_global) {
+                    direct = GLOBAL;
                 }
-                0
             }
-        };
-        to.iter().for_each(|to| found[*to] |= direct);
+        }
+        to.iter().filter(|to| bits(**to) >= 64).for_each(|to| found[*to] |= direct);
         edges.extend(from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to))));
     }
     found[memory] |= GLOBAL;
+    let any = found.iter().fold(0, |any, spaces| any | spaces);
     let mut next = vec![Vec::new(); found.len()];
     edges.iter().for_each(|(from, to)| next[*from].push(*to));
     let mut raised: Vec<usize> = (0..found.len()).filter(|at| found[*at] != 0).collect();
     while let Some(from) = raised.pop() {
         for to in &next[from] {
-            if found[from] & !found[*to] != 0 {
-                found[*to] |= found[from];
+            // Most numbers in narrow registers are indices, so these do not track `GLOBAL`: a shared address plus an index that was
+            // loaded remains a shared address. A wide register that joins parts of other addresses may be global, too.
+            let spaces = match (bits(from) < 64, bits(*to) < 64) {
+                (_, true) => found[from] & !GLOBAL,
+                (true, false) => found[from] | GLOBAL,
+                (false, false) => found[from],
+            };
+            if spaces & !found[*to] != 0 {
+                found[*to] |= spaces;
                 raised.push(*to);
             }
         }
     }
+    found.iter_mut().filter(|spaces| **spaces == 0).for_each(|spaces| *spaces = any);
     found
 }
 
-/// The registers that an atomic puts into memory.
-fn values(instr: &Instr) -> impl Iterator<Item = u32> {
-    instr.operands.iter().skip(2).filter_map(|operand| match operand {
-        Operand::Register(register) => Some(*register),
-        _ => None,
-    })
+/// May it move bits into the upper half of 64 bits, and so join the parts of a global address? Shifts and products that scale an index by
+/// a constant do not.
+fn joins(instr: &Instr) -> bool {
+    let below = |bound: u64| matches!(instr.operands.get(2), Some(Operand::Int(literal)) if *literal < bound);
+    match instr.opcode() {
+        "mov" | "argument" => {
+            let parts = |operand: &Operand| matches!(operand, Operand::Vector(list) if list.len() > 1);
+            instr.operands.iter().skip(1).any(parts)
+        }
+        "bfi" => true,
+        "shl" => !below(8),
+        "mul" | "mad" => !instr.modifiers().any(|modifier| modifier == "wide") && !below(1 << 16),
+        _ => false,
+    }
+}
+
+/// Is it the address of a variable in memory of the device, which is generic as it is?
+fn is_global(operand: &Operand) -> bool {
+    match operand {
+        Operand::Symbol(symbol) => matches!(symbol.space, Space::Global | Space::Const),
+        Operand::Sum(base, _) => is_global(base),
+        _ => false,
+    }
 }
 
 fn of_conversion(instr: &Instr) -> Spaces {

@@ -11,9 +11,11 @@ const N: usize = 128;
 fn check(body: &str, expect: impl Fn(u64, u64) -> u64) {
     let text = format!(
         ".version 8.0\n.target sm_75\n.address_size 64\n.global .align 8 .u64 word = 5;\n\
+         .func (.param .align 4 .b8 halves[8]) by_halves(.param .b64 whole) {{\n\
+         .reg .b32 %r<3>; ld.param.v2.b32 {{%r1, %r2}}, [whole]; st.param.b32 [halves], %r1; st.param.b32 [halves+4], %r2; ret;\n}}\n\
          .visible .entry k(.param .u64 a, .param .u64 b, .param .u64 out) {{\n\
          .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<20>; .reg .b64 %rd<30>; .reg .f32 %f<9>; .reg .f64 %fd<9>;\n\
-         .shared .align 8 .b8 s[1024]; .local .align 8 .b8 l[64];\n\
+         .shared .align 8 .b8 s[1536]; .local .align 8 .b8 l[64];\n\
          ld.param.u64 %rd20, [a]; ld.param.u64 %rd21, [b]; ld.param.u64 %rd22, [out];\n\
          mov.u32 %r19, %tid.x; mul.wide.u32 %rd23, %r19, 8; add.s64 %rd20, %rd20, %rd23; add.s64 %rd21, %rd21, %rd23;\n\
          add.s64 %rd22, %rd22, %rd23; ld.global.u64 %rd1, [%rd20]; ld.global.u64 %rd2, [%rd21];\n\
@@ -448,6 +450,82 @@ fn memory() {
         "ld.global.u64 %rd9, [word]; mov.u64 %rd3, word; ld.global.u32 %r3, [%rd3+4]; add.u64 %rd9, %rd9, 1;",
         |_, _| 6,
     );
+}
+
+/// A generic pointer that was split into parts and joined again still refers to its memory.
+#[test]
+fn pointers_in_parts() {
+    let swap = |of: &str, to: &str| format!("shfl.sync.bfly.b32 {to}, {of}, 1, 31, -1;");
+    let bytes: String =
+        (0..8).map(|i| format!("ld.local.u8 %r4, [l+{i}]; st.local.u8 [l+{}], %r4;\n", i + 8)).collect();
+    let shuffled =
+        [("%r4", "%r6"), ("%r5", "%r7"), ("%r6", "%r4"), ("%r7", "%r5")].map(|(of, to)| swap(of, to));
+    let parts = [
+        "mov.b64 %rd6, %rd4;".to_owned(),
+        "mov.b64 {%r4, %r5}, %rd4; mov.b64 %rd6, {%r4, %r5};".to_owned(),
+        "mov.b64 {%rs3, %rs4, %rs5, %rs6}, %rd4; mov.b64 %rd6, {%rs3, %rs4, %rs5, %rs6};".to_owned(),
+        "mov.b64 {%f3, %f4}, %rd4; mov.b64 %rd6, {%f3, %f4};".to_owned(),
+        // As `__shfl_xor_sync` of a pointer does, there and back.
+        format!("mov.b64 {{%r4, %r5}}, %rd4; {} mov.b64 %rd6, {{%r4, %r5}};", shuffled.concat()),
+        "st.local.u64 [l], %rd4; ld.local.u64 %rd6, [l];".to_owned(),
+        "st.local.u64 [l], %rd4; ld.local.v2.u32 {%r4, %r5}, [l]; mov.b64 %rd6, {%r4, %r5};".to_owned(),
+        "mov.b64 {%r4, %r5}, %rd4; st.local.v2.u32 [l], {%r4, %r5}; ld.local.u64 %rd6, [l];".to_owned(),
+        format!("st.local.u64 [l], %rd4;\n{bytes} ld.local.u64 %rd6, [l+8];"),
+        "shr.u64 %rd5, %rd4, 32; cvt.u32.u64 %r5, %rd5; cvt.u32.u64 %r4, %rd4; cvt.u64.u32 %rd5, %r5;\n\
+         shl.b64 %rd5, %rd5, 32; cvt.u64.u32 %rd6, %r4; or.b64 %rd6, %rd6, %rd5;"
+            .to_owned(),
+        // Through an atomic exchange, a select and a predicated move.
+        "mov.b64 {%r4, %r5}, %rd4; shl.b32 %r6, %r19, 2; add.u32 %r6, %r6, 1024; atom.shared.exch.b32 %r7, [%r6], %r5;\n\
+         ld.shared.u32 %r5, [%r6]; setp.lt.s32 %p1, %r1, 0; mov.u32 %r8, 7; selp.b32 %r8, %r5, %r8, %p1;\n\
+         @!%p1 mov.b32 %r8, %r5; mov.b64 %rd6, {%r4, %r8};"
+            .to_owned(),
+        // Through a function that returns the halves in a struct.
+        "{ .param .b64 whole; .param .align 4 .b8 halves[8]; st.param.b64 [whole], %rd4;\n\
+         call (halves), by_halves, (whole); ld.param.b32 %r4, [halves]; ld.param.b32 %r5, [halves+4]; }\n\
+         mov.b64 %rd6, {%r4, %r5};"
+            .to_owned(),
+    ];
+    let homes = [
+        "mov.u64 %rd3, s; mul.wide.u32 %rd4, %r19, 8; add.u64 %rd3, %rd3, %rd4; cvta.shared.u64 %rd4, %rd3;",
+        "mov.u64 %rd3, l; cvta.local.u64 %rd4, %rd3; add.u64 %rd4, %rd4, 32;",
+        "mov.u64 %rd4, %rd22;",
+    ];
+    for home in homes {
+        for part in &parts {
+            check(
+                &format!(
+                    "{home} st.u64 [%rd4], %rd1;\n{part}\n ld.u64 %rd9, [%rd6]; st.u64 [%rd6], %rd2; ld.u64 %rd10, [%rd4];\n\
+                xor.b64 %rd9, %rd9, %rd10;"
+                ),
+                |a, b| a ^ b,
+            );
+        }
+    }
+}
+
+/// The same of a global pointer, where a shared one may take its place.
+#[test]
+fn joined_or_shared_pointers() {
+    let joins = [
+        "mov.b64 %rd6, {%r4, %r5};",
+        "shl.b64 %rd6, %rd6, 32; or.b64 %rd6, %rd6, %rd5;",
+        "shl.b64 %rd6, %rd6, 16; shl.b64 %rd6, %rd6, 16; add.u64 %rd6, %rd6, %rd5;",
+        "mov.u32 %r6, 32; shl.b64 %rd6, %rd6, %r6; xor.b64 %rd6, %rd6, %rd5;",
+        "mul.lo.u64 %rd6, %rd6, 0x100000000; or.b64 %rd6, %rd6, %rd5;",
+        "mov.u64 %rd7, 0x100000000; mad.lo.u64 %rd6, %rd6, %rd7, %rd5;",
+        "bfi.b64 %rd6, %rd6, %rd5, 32, 32;",
+    ];
+    for join in joins {
+        check(
+            &format!(
+                "mov.u64 %rd3, s; mul.wide.u32 %rd4, %r19, 8; add.u64 %rd3, %rd3, %rd4; cvta.shared.u64 %rd4, %rd3;\n\
+                 st.shared.u64 [%rd3], %rd1; st.global.u64 [%rd22], %rd2; mov.b64 {{%r4, %r5}}, %rd22;\n\
+                 cvt.u64.u32 %rd5, %r4; cvt.u64.u32 %rd6, %r5; {join}\n\
+                 setp.lt.s32 %p1, %r1, 0; selp.b64 %rd6, %rd4, %rd6, %p1; ld.u64 %rd9, [%rd6];"
+            ),
+            |a, b| if (a as i32) < 0 { a } else { b },
+        );
+    }
 }
 
 /// Structs of 4 bytes lie closer to each other than the words that they are passed in are wide.

@@ -2,7 +2,7 @@
 
 use super::table::{Modifiers, operands};
 use super::value::{Fact, ir};
-use super::{Cx, PARAMETERS};
+use super::{Cx, PARAMETERS, WINDOW};
 use crate::ast::{Class, Instr, Operand, Space, Symbol, Ty, int};
 use crate::error::Result;
 use crate::space::{GLOBAL, LOCAL, PARAM, SHARED};
@@ -84,14 +84,23 @@ impl<'b> Cx<'_, 'b> {
                 let mut choices = Vec::new();
                 let spaces = [Space::Shared, Space::Local, Space::Param, Space::Global];
                 for (bit, space) in [SHARED, LOCAL, PARAM, GLOBAL].into_iter().zip(spaces) {
-                    if found & bit != 0 {
+                    // The space of a constant address is known.
+                    let inside = self.known(address).zip(self.window(space));
+                    let inside = inside.map(|(address, window)| address.wrapping_sub(window) < WINDOW);
+                    if found & bit != 0 && inside != Some(false) {
                         let index = match (space, self.window(space)) {
                             (Space::Param, _) => self.in_block(address),
                             (_, Some(window)) => self.plus(address, (window as i64).wrapping_neg()),
                             (_, None) => address - self.base,
                         };
                         choices.push((space, self.place(space)?, index));
+                        if inside == Some(true) {
+                            break;
+                        }
                     }
+                }
+                if choices.is_empty() {
+                    choices.push((Space::Global, self.memory, address - self.base));
                 }
                 Ok(Target { generic: Some(address), choices })
             }
@@ -137,7 +146,7 @@ impl<'b> Cx<'_, 'b> {
         let Some(((space, place, index), rest)) = choices.split_first() else { return Vec::new() };
         match (target.generic, self.window(*space), rest) {
             (Some(address), Some(window), [_, ..]) => {
-                let inside = (address - self.k.i64(window as i64)).lt_u(1u64 << 32);
+                let inside = (address - self.k.i64(window as i64)).lt_u(WINDOW);
                 self.k.if_else(inside, || does(*place, *index), || self.access_one_of(target, rest, does))
             }
             _ => does(*place, *index),
@@ -559,7 +568,7 @@ pub(super) fn isspacep(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
     let space = space_of(m);
     let [_, a] = operands(instr)?;
     let address = cx.get(a, B64)?;
-    let inside = |space| cx.window(space).map(|window| (address - cx.k.i64(window as i64)).lt_u(1u64 << 32));
+    let inside = |space| cx.window(space).map(|window| (address - cx.k.i64(window as i64)).lt_u(WINDOW));
     let value = match (space, inside(Space::Shared), inside(Space::Local)) {
         (Some(Space::Shared), Some(shared), _) => shared,
         (Some(Space::Local), _, Some(local)) => local,

@@ -73,6 +73,8 @@ pub(crate) const SHARED_WINDOW: u64 = 0x7000_0000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x7100_0000_0000_0000;
 /// What addresses of parameters count from.
 const PARAMETERS: u64 = 0x7200_0000_0000_0000;
+/// Bytes of each of these.
+const WINDOW: u64 = 1 << 32;
 
 pub(crate) fn translate(
     ast: &Ast,
