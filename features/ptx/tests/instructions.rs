@@ -528,6 +528,58 @@ fn joined_or_shared_pointers() {
     }
 }
 
+/// `fence.sc` is sequentially consistent, and `membar` is another name for it (PTX ISA, Parallel Synchronization and Communication
+/// Instructions: membar, fence).
+#[test]
+fn fences() {
+    let fences = [
+        ("fence.sc.cta", "fence.seqcst.block"),
+        ("fence.sc.gpu", "fence.seqcst.device"),
+        ("fence.sc.sys", "fence.seqcst.system"),
+        ("membar.cta", "fence.seqcst.block"),
+        ("membar.gl", "fence.seqcst.device"),
+        ("membar.sys", "fence.seqcst.system"),
+        ("fence.acq_rel.gpu", "fence.acqrel.device"),
+        ("fence.cta", "fence.acqrel.block"),
+    ];
+    for (fence, expect) in fences {
+        let text = format!(
+            ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry k() {{ {fence}; ret; }}\n"
+        );
+        let kernel = Program::of(&text).translate("k", [32, 1, 1], 0).unwrap();
+        let printed = vm_ir::text::print(&kernel.module);
+        assert!(printed.contains(&format!("{expect}\n")), "{fence}: {printed}");
+    }
+}
+
+/// Two blocks each store a word, then load the other's. Sequentially consistent fences in between guarantee that one of them loads what
+/// the other stored.
+#[test]
+fn stores_before_loads() {
+    let text = ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry k(.param .u64 x, .param .u64 y, .param .u64 seen) {\n\
+        .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<9>;\n\
+        ld.param.u64 %rd1, [x]; ld.param.u64 %rd2, [y]; ld.param.u64 %rd3, [seen]; mov.u32 %r1, %ctaid.x; and.b32 %r2, %r1, 1;\n\
+        setp.ne.u32 %p1, %r2, 0; selp.b64 %rd4, %rd1, %rd2, %p1; selp.b64 %rd5, %rd2, %rd1, %p1;\n\
+        mul.wide.u32 %rd6, %r1, 8192; add.u64 %rd3, %rd3, %rd6; shr.u32 %r2, %r1, 1; mul.wide.u32 %rd6, %r2, 8192;\n\
+        add.u64 %rd4, %rd4, %rd6; add.u64 %rd5, %rd5, %rd6; mov.u32 %r3, 0; mov.u32 %r5, 1;\n\
+        again: st.relaxed.gpu.global.u32 [%rd4], %r5; fence.sc.gpu; ld.relaxed.gpu.global.u32 %r4, [%rd5];\n\
+        st.global.u32 [%rd3], %r4; add.u64 %rd3, %rd3, 4; add.u64 %rd4, %rd4, 4; add.u64 %rd5, %rd5, 4; add.u32 %r3, %r3, 1;\n\
+        setp.lt.u32 %p2, %r3, 2048; @%p2 bra again; ret;\n}\n";
+    const PAIRS: usize = 16;
+    for machine in Machine::all() {
+        let mut program = Program::on(text, machine);
+        let words = vec![0u32; 2048 * PAIRS];
+        let (x, y) = (program.put(&words), program.put(&words));
+        let seen = program.put(&[words.clone(), words].concat());
+        program.launch("k", [2 * PAIRS as u32, 1, 1], [1, 1, 1], &[x.into(), y.into(), seen.into()]);
+        for (pair, seen) in program.get::<u32>(seen, 4096 * PAIRS).chunks(4096).enumerate() {
+            let (first, second) = seen.split_at(2048);
+            let missed = first.iter().zip(second).filter(|(first, second)| **first == 0 && **second == 0);
+            assert_eq!(missed.count(), 0, "pair {pair} on {machine:?}");
+        }
+    }
+}
+
 /// Structs of 4 bytes lie closer to each other than the words that they are passed in are wide.
 #[test]
 fn small_structs_as_parameters() {

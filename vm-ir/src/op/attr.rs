@@ -106,6 +106,8 @@ attributes! {
         Release = "release",
         /// Both.
         AcqRel = "acqrel",
+        /// Sequentially consistent, for fences only: both, and all such fences of the scope occur in one order.
+        SeqCst = "seqcst",
     }
     /// Which threads an atomic or a fence is about.
     Scope {

@@ -88,8 +88,8 @@ fn what_no_text_can_say_is_refused_too() {
             format!("kernel @k(@w: view<i32, [?], readwrite>, %n: i32) at 0x0 block(32) {{\n{atomic}\n}}\n");
         let mut module = module(&source);
         let op = &mut module.kernels[0].body.ops[0];
-        let words = op.code.info().attrs[0].words().len() as u8;
-        op.attrs[0] = index.wrapping_add(words);
+        let words = op.code.info().attrs[1].words().len() as u8;
+        op.attrs[1] = index.wrapping_add(words);
         broken(module)
     };
     assert_eq!(scope(0), ["attribute"]);

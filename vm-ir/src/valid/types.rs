@@ -387,10 +387,10 @@ impl Checker<'_> {
     fn atomic_order(&mut self, op: &Op) {
         let order = op.order();
         let meaningless = match op.code {
-            Opcode::AtomicLoad => matches!(order, Order::Release | Order::AcqRel),
-            Opcode::AtomicStore => matches!(order, Order::Acquire | Order::AcqRel),
+            Opcode::AtomicLoad => matches!(order, Order::Release | Order::AcqRel | Order::SeqCst),
+            Opcode::AtomicStore => matches!(order, Order::Acquire | Order::AcqRel | Order::SeqCst),
             Opcode::Fence => order == Order::Relaxed,
-            _ => false,
+            _ => order == Order::SeqCst,
         };
         if meaningless {
             let name = match order {
@@ -398,6 +398,7 @@ impl Checker<'_> {
                 Order::Acquire => "acquire",
                 Order::Release => "release",
                 Order::AcqRel => "acqrel",
+                Order::SeqCst => "seqcst",
             };
             self.error(Rule::Order(name));
         }

@@ -535,15 +535,20 @@ fn count<'b>(cx: &Cx<'_, 'b>, element: Element<'b>, what: &str, bound: Val<'b>) 
     last[1]
 }
 
-pub(super) fn fence(cx: &Cx<'_, '_>, _: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
-    m.one_of(&["sc", "acq_rel", "acquire", "release"]);
+/// `membar` is `fence.sc`.
+pub(super) fn fence(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    let order = match m.one_of(&["sc", "acq_rel", "acquire", "release"]) {
+        Some("sc") => Order::SeqCst,
+        None if instr.opcode() == "membar" => Order::SeqCst,
+        _ => Order::AcqRel,
+    };
     let scope = match m.one_of(&["cta", "gl", "gpu", "sys", "cluster"]) {
         Some("cta") => Scope::Block,
         Some("sys") => Scope::System,
         Some("cluster") => return Err(cx.unsupported("a fence of a cluster")),
         _ => Scope::Device,
     };
-    cx.k.fence(Order::AcqRel, scope);
+    cx.k.fence(order, scope);
     Ok(())
 }
 

@@ -307,7 +307,7 @@ impl Writer<'_> {
             Order::Relaxed => "monotonic",
             Order::Acquire => "acquire",
             Order::Release => "release",
-            Order::AcqRel => "acq_rel",
+            Order::AcqRel | Order::SeqCst => "acq_rel",
         };
         // A load can't release, nor a store acquire.
         let only =

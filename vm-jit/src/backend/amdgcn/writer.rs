@@ -494,6 +494,7 @@ impl<'k> Writer<'k> {
                     Order::Acquire => "acquire",
                     Order::Release => "release",
                     Order::Relaxed | Order::AcqRel => "acq_rel",
+                    Order::SeqCst => "seq_cst",
                 };
                 self.line(format_args!("fence {}{order}", scope_of(op)));
             }

@@ -8,10 +8,10 @@
 
 use super::arch::Feature;
 use super::asm::{Arg, Class, Label, Reg, def, when};
-use super::writer::{Extent, View, Writer, class_of, memory_type};
+use super::writer::{Extent, View, Writer, class_of, memory_type, scope_name};
 use crate::safety::{Access, Last};
 use vm_ir::module::{Op, Place, SharedArray};
-use vm_ir::op::{Cache, Opcode, Order, Scope, Shape};
+use vm_ir::op::{Cache, Opcode, Order, Shape};
 use vm_ir::view::Access as Rights;
 use vm_ir::{Scalar, Value};
 
@@ -543,16 +543,12 @@ impl Writer<'_> {
         };
         let address = self.address(op, place, &known, 1);
         let at = Arg::At(address.base, address.offset);
-        let scope = match op.scope() {
-            Scope::Block => "cta",
-            Scope::Device => "gpu",
-            Scope::System => "sys",
-        };
+        let scope = scope_name(op.scope());
         let order = match op.order() {
             Order::Relaxed => "relaxed",
             Order::Acquire => "acquire",
             Order::Release => "release",
-            Order::AcqRel => "acq_rel",
+            Order::AcqRel | Order::SeqCst => "acq_rel",
         };
         let bits = scalar.bits();
         let space = address.space;

@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::fmt::Write;
 use vm_abi::{NOTHING, NOTHING_BYTES, ParamLayout, Slot};
 use vm_ir::module::{Op, ParamKind, Region};
-use vm_ir::op::{BarrierScope, Opcode, Scope, Shape};
+use vm_ir::op::{BarrierScope, Opcode, Order, Scope, Shape};
 use vm_ir::types::Class as Scalars;
 use vm_ir::valid::{KernelFacts, Uniformity};
 use vm_ir::view::Dim;
@@ -461,9 +461,10 @@ impl<'k> Writer<'k> {
         match (op.code, op.barrier_scope(), op.scope()) {
             (Opcode::Barrier, BarrierScope::Block, _) => ins!(self, "bar.sync", 0),
             (Opcode::Barrier, BarrierScope::Warp, _) => ins!(self, "bar.warp.sync", -1),
-            (_, _, Scope::Block) => ins!(self, "fence.acq_rel.cta"),
-            (_, _, Scope::Device) => ins!(self, "fence.acq_rel.gpu"),
-            (_, _, Scope::System) => ins!(self, "fence.acq_rel.sys"),
+            (_, _, scope) => {
+                let order = if op.order() == Order::SeqCst { "sc" } else { "acq_rel" };
+                ins!(self, &format!("fence.{order}.{}", scope_name(scope)));
+            }
         }
     }
 
@@ -599,6 +600,14 @@ pub(super) fn class_of(scalar: Scalar) -> Class {
         Scalar::F16 | Scalar::Bf16 => Class::B16,
         Scalar::I64 | Scalar::F64 => Class::B64,
         _ => Class::B32,
+    }
+}
+
+pub(super) fn scope_name(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Block => "cta",
+        Scope::Device => "gpu",
+        Scope::System => "sys",
     }
 }
 
