@@ -122,6 +122,75 @@ fn integers() {
     });
 }
 
+#[test]
+fn rarer_integers() {
+    let (s24, u24) = (|a: u32| i64::from((a as i32) << 8 >> 8), |a: u32| i64::from(a & 0xff_ffff));
+    check32("mad24.lo.s32 %r9, %r1, %r2, %r1;", |a, b| ((s24(a) * s24(b)) as u32).wrapping_add(a));
+    check32("mad24.hi.s32 %r9, %r1, %r2, %r1;", |a, b| (((s24(a) * s24(b)) >> 16) as u32).wrapping_add(a));
+    check32("mad24.hi.u32 %r9, %r1, %r2, 3;", |a, b| (((u24(a) * u24(b)) >> 16) as u32).wrapping_add(3));
+    let dot = |a: u32, b: u32, from: u32| {
+        let half = |at: u32| {
+            i32::from((a >> (16 * at)) as i16).wrapping_mul(i32::from((b >> (from + 8 * at)) as i8))
+        };
+        (half(0).wrapping_add(half(1)) as u32).wrapping_add(5)
+    };
+    check32("dp2a.lo.s32.s32 %r9, %r1, %r2, 5;", |a, b| dot(a, b, 0));
+    check32("dp2a.hi.s32.s32 %r9, %r1, %r2, 5;", |a, b| dot(a, b, 16));
+    check32("dp2a.hi.u32.s32 %r9, %r1, %r2, 0;", |a, b| {
+        let half =
+            |at: u32| ((a >> (16 * at)) & 0xffff).wrapping_mul(i32::from((b >> (16 + 8 * at)) as i8) as u32);
+        half(0).wrapping_add(half(1))
+    });
+    check32("cnot.b32 %r9, %r1;", |a, _| u32::from(a == 0));
+    check("cnot.b64 %rd9, %rd1;", |a, _| u64::from(a == 0));
+    let extended = |a: u32, bits: u32| match bits {
+        0 => 0,
+        bits => ((a as i32) << (32 - bits) >> (32 - bits)) as u32,
+    };
+    check32("szext.clamp.s32 %r9, %r1, %r2;", |a, b| extended(a, b.min(32)));
+    check32("szext.wrap.s32 %r9, %r1, %r2;", |a, b| extended(a, b & 31));
+    check32("szext.wrap.u32 %r9, %r1, %r2;", |a, b| a & ((1 << (b & 31)) - 1));
+    let mask = |from: u32, bits: u32| ((((1u64 << bits) - 1) as u128) << from) as u32;
+    check32("bmsk.clamp.b32 %r9, %r1, %r2;", |a, b| mask(a.min(32), b.min(32)));
+    check32("bmsk.wrap.b32 %r9, %r1, %r2;", |a, b| mask(a & 31, b & 31));
+}
+
+#[test]
+fn rarer_accesses() {
+    check("ldu.global.u64 %rd9, [%rd20];", |a, _| a);
+    let slot = "shl.b32 %r3, %r19, 3; mov.u32 %r4, s; add.s32 %r3, %r3, %r4;";
+    check(
+        &format!(
+            "{slot} st.shared.u64 [%r3], %rd1; fence.acq_rel.cta; red.shared.add.u64 [%r3], %rd2; fence.sc.gpu; membar.gl; \
+             ld.shared.u64 %rd9, [%r3];"
+        ),
+        u64::wrapping_add,
+    );
+    check(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; nanosleep.u32 20; pmevent 3; brkpt; \
+         prefetch.global.L1 [%rd20]; prefetchu.L1 [%rd20]; applypriority.global.L2::evict_normal [%rd20], 128; \
+         createpolicy.fractional.L2::evict_last.b64 %rd3, 1.0; discard.global.L2 [%rd22], 128; \
+         ld.global.L2::cache_hint.u64 %rd9, [%rd20], %rd3;",
+        |a, _| a,
+    );
+}
+
+#[test]
+fn a_branch_by_an_index() {
+    let body = "and.b32 %r3, %r1, 3; min.u32 %r3, %r3, 2; table: .branchtargets zero, one, two; brx.idx %r3, table;\n\
+                zero: mov.u64 %rd9, 10; bra done; one: mov.u64 %rd9, %rd2; bra done; two: mov.u64 %rd9, 12; done:";
+    check(body, |a, b| [10, b, 12, 12][(a & 3) as usize]);
+}
+
+#[test]
+fn tanh_is_near_what_exponentials_give() {
+    // tanh(x) = 1 - 2 / (exp(2x) + 1), where exp(2x) = 2^(2x log2(e)); to 2^-10.
+    let body = "tanh.approx.f32 %f3, %f1; mul.f32 %f4, %f1, 0f4038AA3B; ex2.approx.f32 %f4, %f4; add.f32 %f4, %f4, 0f3F800000;\n\
+                div.rn.f32 %f4, 0f40000000, %f4; sub.f32 %f4, 0f3F800000, %f4; sub.f32 %f5, %f3, %f4; abs.f32 %f5, %f5;\n\
+                setp.ltu.f32 %p1, %f5, 0f3A800000; selp.b32 %r9, 1, 0, %p1;";
+    check32(body, |_, _| 1);
+}
+
 /// Sums set the condition code register on a carry, differences clear it on a borrow (PTX ISA, Extended-Precision Integer Arithmetic
 /// Instructions). nvcc's 128-bit division reads the flag of `sub.cc` with `addc`.
 #[test]

@@ -1,5 +1,6 @@
 //! What is refused, by which words, with the line and the instruction.
 
+use std::path::Path;
 use vm_ptx::{Module, Options};
 
 /// A kernel of these lines, the first of which is line 7.
@@ -81,6 +82,45 @@ fn calls() {
         "call (%r1), %rd1, (%r2), proto;",
         "a call through a pointer",
     );
+}
+
+/// The instructions of the PTX ISA 9.1, section 9.7, by their first word, in the order of its subsections.
+const INSTRUCTIONS: &str = "add sub mul mad mul24 mad24 sad div rem abs neg min max popc clz bfind fns brev bfe bfi bmsk szext dp4a dp2a \
+    addc subc madc testp copysign fma rcp sqrt rsqrt sin cos lg2 ex2 tanh set setp selp slct and or xor not cnot lop3 shf shl shr \
+    mov shfl prmt ld ldu st multimem prefetch prefetchu applypriority discard createpolicy isspacep cvta cvt mapa getctarank \
+    cp tensormap tex tld4 txq istypep suld sust sured suq bra brx call ret exit bar barrier membar fence atom red vote match \
+    activemask redux griddepcontrol elect mbarrier clusterlaunchcontrol wmma mma ldmatrix stmatrix movmatrix wgmma tcgen05 \
+    stacksave stackrestore alloca vadd vsub vabsdiff vmin vmax vshl vshr vmad vset vadd2 vsub2 vavrg2 vabsdiff2 vmin2 vmax2 vset2 \
+    vadd4 vsub4 vavrg4 vabsdiff4 vmin4 vmax4 vset4 brkpt nanosleep pmevent trap setmaxnreg";
+
+/// What each kernel may have, and no row of the table.
+const CONTROL: [&str; 5] = ["bra", "brx", "call", "ret", "exit"];
+
+#[test]
+fn each_instruction_of_the_isa_is_supported_and_tested_or_refused_by_name() {
+    let supported: Vec<_> = vm_ptx::supported().flat_map(|(codes, _)| codes.iter().copied()).collect();
+    let isa: Vec<_> = INSTRUCTIONS.split_whitespace().collect();
+    for code in &supported {
+        assert!(isa.contains(code), "{code} is no instruction of the ISA");
+    }
+    let mut tests = String::new();
+    for folder in ["tests", "tests/kernels"] {
+        for file in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
+            let path = file.unwrap().path();
+            if path.is_file() && !path.ends_with("refused.rs") {
+                tests += &String::from_utf8_lossy(&std::fs::read(path).unwrap());
+            }
+        }
+    }
+    for code in isa {
+        if CONTROL.contains(&code) || supported.contains(&code) {
+            let is_tested = [".", " ", ";"].iter().any(|end| tests.contains(&format!("{code}{end}")));
+            assert!(is_tested, "no test has {code}");
+            continue;
+        }
+        let line = format!("{code}.foo.b32 %r1, %r2;");
+        check(&line, "", 7, &line, &format!("{code} is not supported"));
+    }
 }
 
 #[test]

@@ -327,19 +327,20 @@ pub(super) fn sad(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
     cx.result(instr, c + less.select(b - a, a - b), ty)
 }
 
-pub(super) fn dp4a(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
-    if instr.opcode() != "dp4a" {
-        return Err(cx.unsupported(instr.opcode()));
-    }
+pub(super) fn dot_product(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    // `dp4a` has four products of bytes, `dp2a` two of the halves of `a` and two bytes of `b`: the lower ones or the upper ones.
+    let is_upper = m.one_of(&["lo", "hi"]) == Some("hi");
+    let (products, width) = if instr.opcode() == "dp4a" { (4, 8) } else { (2, 16) };
     let (first, second) = (m.ty()?, m.ty()?);
     let [a, b, c] = cx.values(instr, U32)?;
-    fn value_of_byte(value: Val<'_>, at: i32, signed: bool) -> Val<'_> {
-        let top = value << (24 - 8 * at);
-        if signed { top >> 24 } else { top.shr_u(24) }
+    fn field(value: Val<'_>, at: i32, width: i32, signed: bool) -> Val<'_> {
+        let top = value << (32 - width - at);
+        if signed { top >> (32 - width) } else { top.shr_u((32 - width) as u32) }
     }
     let mut sum = c;
-    for at in 0..4 {
-        sum = sum + value_of_byte(a, at, first.is_signed()) * value_of_byte(b, at, second.is_signed());
+    for at in 0..products {
+        let byte = 8 * at + if is_upper { 16 } else { 0 };
+        sum = sum + field(a, width * at, width, first.is_signed()) * field(b, byte, 8, second.is_signed());
     }
     cx.result(instr, sum, U32)
 }

@@ -90,7 +90,9 @@ pub(super) fn funnel(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
 
 pub(super) fn bits(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     let amount = m.take("shiftamt");
-    m.one_of(&["clamp"]);
+    let wraps = m.one_of(&["clamp", "wrap"]) == Some("wrap");
+    // A position or a number of bits: modulo 32, or as it is, which `shifted` and `min_u` clamp.
+    let bounded = |value| if wraps { value & 31 } else { value };
     let ty = m.ty()?;
     let whole = ir(ty)?;
     let width = ty.bits;
@@ -143,14 +145,14 @@ pub(super) fn bits(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Res
             cx.result(instr, (a & mask) | (b & !mask), ty)
         }
         "bmsk" => {
-            let [at, count] = cx.values(instr, U32)?;
+            let [at, count] = cx.values(instr, U32)?.map(bounded);
             let ones = cx.k.i32(-1);
             let field = !shifted(cx, "shl", ones, count, None, false);
             cx.result(instr, shifted(cx, "shl", field, at, None, false), U32)
         }
         _ => {
             let [a, count] = cx.values(instr, U32)?;
-            let up = 32 - count.min_u(32);
+            let up = 32 - bounded(count).min_u(32);
             let value = shifted(cx, "shl", a, up, None, false);
             cx.result(instr, shifted(cx, "shr", value, up, None, ty.is_signed()), ty)
         }

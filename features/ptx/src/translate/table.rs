@@ -82,7 +82,7 @@ const TABLE: &[Row] = &[
         translate: arithmetic::simple,
     },
     Row { codes: &["sad"], forms: "integers", translate: arithmetic::sad },
-    Row { codes: &["dp4a", "dp2a"], forms: "dp4a", translate: arithmetic::dp4a },
+    Row { codes: &["dp4a", "dp2a"], forms: ".lo .hi of dp2a", translate: arithmetic::dot_product },
     Row {
         codes: &["and", "or", "xor", "not", "cnot"],
         forms: "predicates and integers",
