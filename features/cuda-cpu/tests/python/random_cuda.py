@@ -114,6 +114,45 @@ inline u32 dotu(u32 a, u32 b, u32 c) { for (int i = 0; i < 4; ++i) c += (a >> 8 
 BOTH inline i32 dp4a(u32 a, u32 b, i32 c) { return ON(__dp4a((int)a, (int)b, c), dot(a, b, c)); }
 BOTH inline u32 dp4au(u32 a, u32 b, u32 c) { return ON(__dp4a(a, b, c), dotu(a, b, c)); }
 
+// PTX that nvcc writes for no expression: predicated instructions, and the carry flag between them.
+#ifdef __CUDA_ARCH__
+#define PTX(device, host) device
+#else
+#define PTX(device, host) host
+#endif
+BOTH inline u32 predicated(u32 x, u32 y, u32 c) {
+    PTX(asm("{ .reg .pred p; setp.lo.u32 p, %1, %2; @p add.u32 %0, %0, %1; @!p xor.b32 %0, %0, %2; @!p mul.lo.u32 %0, %0, %1; }" : "+&r"(x) : "r"(y), "r"(c)),
+        if (y < c) x += y; else x = (x ^ c) * y);
+    return x;
+}
+BOTH inline u32 carries(u32 x, u32 y, u32 c) {
+    u32 r;
+    PTX(asm("{ .reg .pred p; .reg .u32 t; setp.gt.s32 p, %3, %1; add.cc.u32 t, %1, %2; @p add.cc.u32 t, t, %3; @!p addc.cc.u32 t, t, t; addc.u32 %0, t, 7; }" : "=&r"(r) : "r"(x), "r"(y), "r"(c)),
+        u64 t = (u64)x + y; t = (i32)c > (i32)x ? (t & 0xffffffff) + c : 2 * (t & 0xffffffff) + (t >> 32); r = (u32)t + (u32)(t >> 32) + 7);
+    return r;
+}
+BOTH inline u64 borrows(u64 x, u64 y, u32 c) {
+    u64 r;
+    PTX(asm("{ .reg .pred p; .reg .u64 t; setp.ne.u32 p, %3, 0; sub.cc.u64 t, %1, %2; @p subc.cc.u64 t, t, %2; subc.u64 %0, t, 1; }" : "=&l"(r) : "l"(x), "l"(y), "r"(c)),
+        u64 t = x - y; bool b = x < y; if (c != 0) { u64 u = t - y; u64 v = u - b; b = t < y || u < b; t = v; } r = t - 1 - b);
+    return r;
+}
+BOTH inline u64 loaded(const u64 *from, u64 x, u32 c) {
+    PTX(asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; @!p ld.u64 %0, [%1]; @p ld.u32 %0, [%1+4]; }" : "+&l"(x) : "l"(from), "r"(c & 1) : "memory"),
+        x = c & 1 ? *from : *from >> 32);
+    return x;
+}
+BOTH inline u64 stored(u64 *to, u64 x, u32 c) {
+    PTX(asm volatile("{ .reg .pred p, q; setp.lt.s32 p|q, %2, 0; @p st.u64 [%0], %1; @q st.u8 [%0+3], %1; }" ::"l"(to), "l"(x), "r"(c) : "memory"),
+        if ((i32)c < 0) *to = x; else *to = (*to & ~(0xffull << 24)) | (x & 0xff) << 24);
+    return *to;
+}
+BOTH inline u32 jumped(u32 x, u32 y) {
+    PTX(asm("{ .reg .pred p; .reg .u32 n; and.b32 n, %1, 3; more%=: setp.eq.u32 p, n, 0; @p bra out%=; add.u32 %0, %0, %1; sub.u32 n, n, 1; bra more%=; out%=: @!p xor.b32 %0, %0, 1; }" : "+&r"(x) : "r"(y)),
+        for (u32 n = y & 3; n; --n) x += y);
+    return x;
+}
+
 // 16-bit floats, whose sums and products f32 has exactly enough of.
 #define HALF(name, type, to, from, op) \
     BOTH inline f32 name(f32 a, f32 b) { return to(op(from(same(a)), from(same(b)))); }
@@ -306,10 +345,17 @@ class Function:
                 lambda: f"{rng.choice(['funnel_l', 'funnel_r', 'funnel_lc', 'funnel_rc', 'dp4au'])}({e()}, {e()}, {e()})",
                 lambda: f"{rng.choice(['highu', 'mul24'])}({e()}, {e()})",
                 lambda: f"sad({e('i32')}, {e('i32')}, {e()})",
+                lambda: f"{rng.choice(['predicated', 'carries'])}({e()}, {e()}, {e()})",
+                lambda: f"jumped({e()}, {e()})",
             ],
             "i32": [lambda: f"high({e()}, {e()})", lambda: f"dp4a({e('u32')}, {e('u32')}, {e()})"],
             "i64": [lambda: f"high64({e()}, {e()})"],
-            "u64": [lambda: f"highu64({e()}, {e()})", lambda: f"brev64({e()})"],
+            "u64": [
+                lambda: f"highu64({e()}, {e()})",
+                lambda: f"brev64({e()})",
+                lambda: f"borrows({e()}, {e()}, {n()})",
+                lambda: f"loaded({self.pointer()} + ({n()} & 3), {e()}, {n()})" if self.pointers[0] else e(),
+            ],
         }.get(of, [])
         arithmetic = [
             lambda: f"{rng.choice(['add', 'sub', 'mul'])}<{of}>({e()}, {e()})",
@@ -419,6 +465,8 @@ class Function:
             self.line(f"u64 *{name} = (u64 *)((u64){name}_half[(tid >> 8) + 1] << 32 | {name}_half[tid >> 8]);")
         self.pointers[-1].append(name)
         self.line(f"{self.element(name)} = {self.expression('u64', depth)};")
+        if rng.random() < 0.4:
+            self.line(f"stored({name} + ({self.expression('u32', 2)} & 3), {self.expression('u64', 2)}, {self.expression('u32', 2)});")
         self.scopes[-1].append((self.element(name), "u64", True))
 
     def block(self, depth, budget):
