@@ -1,6 +1,7 @@
 // A program of CUDA's runtime, with the kernels of vm-ptx's tests: launches them as programs do, and checks what they compute against
 // the host's own loops. Prints a line for each, and ends with how many are wrong.
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
@@ -218,19 +219,29 @@ static void groups() {
 
 __global__ void clocks(long long *out) { *out = clock64(); }
 
-// Of a module that is fine otherwise, a kernel that is beyond the driver.
+// A kernel that the driver does not support fails its own launch; later calls succeed.
 static void refused() {
   std::vector<float> kept(4, 3);
   float *x = put(kept);
   clocks<<<1, 1>>>((long long *)x);
-  bool right = cudaGetLastError() == cudaErrorIllegalInstruction;
-  saxpy<<<1, 1>>>(1, x, x, 4);
-  right &= cudaGetLastError() == cudaErrorIllegalInstruction;
-  right &= cudaMemcpy(kept.data(), x, 16, cudaMemcpyDeviceToHost) == cudaErrorIllegalInstruction && kept[0] == 3;
-  right &= cudaDeviceSynchronize() == cudaErrorIllegalInstruction;
+  bool right = cudaGetLastError() == cudaErrorNotSupported;
+  saxpy<<<1, 4>>>(1, x, x, 4);
+  right &= cudaGetLastError() == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
+  right &= get(x, 4) == std::vector<float>(4, 6);
   check("a kernel that is refused", right);
+}
+
+__global__ void asserts(int n) { assert(n < 4); }
+
+// A failed assertion ends the kernel, and its error stays until the device is reset.
+static void assertions() {
+  asserts<<<2, 64>>>(3);
+  TRY(cudaDeviceSynchronize());
+  asserts<<<1, 1>>>(5);
+  bool right = cudaDeviceSynchronize() == cudaErrorAssert && cudaDeviceSynchronize() == cudaErrorAssert;
   TRY(cudaDeviceReset());
   cudaGetLastError();
+  check("a failed assertion", right);
 }
 
 // An image that is refused is an error of its load, and of nothing else.
@@ -243,6 +254,7 @@ static void libraries() {
 
 int main() {
   libraries();
+  assertions();
   refused();
   vectors();
   streams();

@@ -77,7 +77,14 @@ pub(crate) struct Arena {
 impl Arena {
     pub(crate) fn new() -> std::io::Result<Self> {
         let start = sys::reserve(HOME, REGION + BLOCK)?.next_multiple_of(BLOCK);
-        Ok(Self { start, end: start + REGION, free: BTreeMap::from([(start, REGION)]) })
+        // The last page is never mapped: kernels that trap write there.
+        Ok(Self { start, end: start + REGION, free: BTreeMap::from([(start, REGION - PAGE)]) })
+    }
+
+    /// The page that kernels write to when they trap.
+    #[cfg(feature = "cpu")]
+    pub(crate) fn trap(&self) -> std::ops::Range<u64> {
+        self.end - PAGE..self.end
     }
 
     /// Where in it an address is.

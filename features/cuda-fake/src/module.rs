@@ -316,8 +316,12 @@ pub(crate) struct Request {
 /// Launches a function; parameters are read before it returns.
 pub(crate) fn launch(request: &Request) -> Result {
     let stream = state::lock().stream(request.stream)?;
-    // Some libraries look at no error of a launch: as with a kernel that dies, nothing goes on as if it had run.
-    let launch = prepare(request).map_err(|error| state::lock().refuse_launch(stream, error))?;
+    let launch = prepare(request).inspect_err(|error| {
+        // A program that ignores the error must not get a graph without the kernel.
+        if matches!(error, Error::NotSupported | Error::InvalidPtx) {
+            state::lock().invalidate_capture_of(stream);
+        }
+    })?;
     state::lock().submit(stream, Work::Launch(launch), Vec::new()).map(drop)
 }
 
@@ -351,19 +355,11 @@ pub(crate) fn prepare(request: &Request) -> Result<Launch> {
 }
 
 impl State {
-    /// What a launch fails with that has no code: a capture ends without a graph, and else the error stays with the context.
-    fn refuse_launch(&mut self, stream: u64, error: Error) -> Error {
-        let error = match error {
-            Error::InvalidPtx | Error::NoBinaryForGpu => Error::IllegalInstruction,
-            // There may be room for the next.
-            other => return other,
-        };
-        match self.streams.get(&stream).map(|stream| (stream.capture, stream.context)) {
-            Some((Some(capture), _)) => self.invalidate(capture),
-            Some((None, context)) => self.fail(context, error),
-            None => {}
+    /// Invalidates the capture that a stream is in, if any.
+    fn invalidate_capture_of(&mut self, stream: u64) {
+        if let Some(capture) = self.streams.get(&stream).and_then(|stream| stream.capture) {
+            self.invalidate(capture);
         }
-        error
     }
 }
 

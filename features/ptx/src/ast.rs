@@ -1,5 +1,6 @@
 //! A module as it is written.
 
+use crate::error::Error;
 use std::collections::HashMap;
 use std::ops::Range;
 use vm_ir::Scalar;
@@ -286,6 +287,8 @@ pub(crate) struct Function {
     pub(crate) body: Option<Vec<Item>>,
     /// Threads of a block that it was compiled for, if that is said.
     pub(crate) required: Option<[u32; 3]>,
+    /// The first directive of its head that is not supported.
+    pub(crate) unsupported: Option<Error>,
 }
 
 impl Function {

@@ -125,7 +125,7 @@ impl Signature {
             }
         }
         // As many as a kernel of the IR has room for; the others are read from memory.
-        signature.scalars.truncate(MAX_PARAMS - 5);
+        signature.scalars.truncate(MAX_PARAMS - 6);
         Ok(signature)
     }
 }
@@ -135,13 +135,18 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// The first thing that is no PTX, that is above a [cap](crate::limits), or that isn't supported wherever it stands. Of what is in
-    /// the functions of a [long text](MAX_EAGER), it is told by [`Module::translate`].
+    /// Returns the first syntax error, and the first [cap](crate::limits) that is exceeded or construct that is not supported outside of
+    /// functions. [`Module::translate`] reports those inside the functions that a kernel needs, so one such function does not refuse the other
+    /// kernels. It also reports the syntax errors in functions of a [long text](MAX_EAGER).
     pub fn parse(text: &str) -> Result<Module> {
         let ast = parse(text)?;
         if text.len() <= MAX_EAGER {
             for declared in ast.functions.iter().filter(|declared| declared.at.is_some()) {
-                parse::function(text, declared)?;
+                if let Err(error) = parse::function(text, declared)
+                    && !error.is_of_function()
+                {
+                    return Err(error);
+                }
             }
         }
         let data = layout(&ast)?;

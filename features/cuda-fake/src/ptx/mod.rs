@@ -165,7 +165,8 @@ impl module::Kernel for Kernel {
         let options = Options { block, dynamic_shared: shared, data };
         let refused = |error: Error, reason: String| {
             tell(&format!("kernel {}: {reason}", self.name));
-            error
+            // The image was loaded: the error is this kernel's alone.
+            if error == Error::NoBinaryForGpu { Error::NotSupported } else { error }
         };
         let translate = || {
             let translated = self.program.module.translate(&self.name, &options);
@@ -186,7 +187,7 @@ impl Run for Compiled {
         grid: [u32; 3],
         parameters: &[u8],
     ) -> (MutexGuard<'static, State>, Result) {
-        let arena = state.kernels_range();
+        let (arena, trap) = (state.kernels_range(), state.arena.trap());
         let block = match self.parameters_in_memory() {
             true => state.place(context, parameters).map(Some),
             false => Ok(None),
@@ -203,13 +204,14 @@ impl Run for Compiled {
         };
         drop(state);
         let timer = Timer::start();
-        let launched = self.launch(grid, parameters, block, ring.as_ref(), &arena, &timer);
+        let launched = self.launch(grid, parameters, block, ring.as_ref(), &arena, &trap, &timer);
         let result = launched.map_err(|failure| match failure {
             Failure::Fault(at) => {
                 let place = if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
                 tell(&format!("kernel {} touched {place}, where no memory of the device is", self.name()));
                 Error::IllegalAddress
             }
+            Failure::Trap => Error::LaunchFailed,
             Failure::Late => Error::LaunchTimeout,
             Failure::Other(reason) => {
                 tell(&format!("kernel {}: {reason}", self.name()));
@@ -217,14 +219,18 @@ impl Run for Compiled {
             }
         });
         let printed = match ring {
-            Some(ring) if timer.is_late() => ring.release(),
+            Some(ring) if timer.is_late() => ring.release().map(|()| false),
             Some(ring) => ring.collect(context, || timer.is_late()),
-            None => Ok(()),
+            None => Ok(false),
         };
         drop(timer);
         state = state::lock();
         let released = block.map_or(Ok(()), |block| state.release(block));
-        (state, result.and(released).and(printed))
+        let result = match (result, &printed) {
+            (Err(Error::LaunchFailed), Ok(true)) => Err(Error::Assert),
+            (result, _) => result,
+        };
+        (state, result.and(released).and(printed.map(drop)))
     }
 }
 

@@ -53,6 +53,7 @@ impl<'t> Parser<'t> {
             registers: Vec::new(),
             body: None,
             required: None,
+            unsupported: None,
         };
         if self.is(b'(') {
             self.parameters(&mut function, &mut names)?;
@@ -85,7 +86,13 @@ impl<'t> Parser<'t> {
                     self.advance()?;
                 }
                 Token::Dot("pragma") => self.skip_to_semicolon()?,
-                Token::Dot(word) => return Err(Error::unsupported(line, format!(".{word}"))),
+                Token::Dot(word) => {
+                    function.unsupported = Some(Error::unsupported(line, format!(".{word}")));
+                    while !matches!(self.next.token, Token::Sign(b'{' | b';') | Token::End) {
+                        self.advance()?;
+                    }
+                    break;
+                }
                 _ => break,
             }
         }

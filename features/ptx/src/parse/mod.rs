@@ -31,6 +31,9 @@ pub(crate) fn function(text: &str, declared: &Declared) -> Result<Function> {
     let next = lexer.next()?;
     let mut parser = Parser { lexer, next, instructions: 0, last: 0 };
     let (mut function, mut names) = parser.head(declared.head.entry)?;
+    if let Some(error) = function.unsupported {
+        return Err(error);
+    }
     parser.expect(b'{')?;
     function.body = Some(parser.body(&mut function, &mut names)?);
     Ok(function)

@@ -44,6 +44,7 @@ const EFFECTS: &[&str] = &[
     "prefetch",
     "prefetchu",
     "trap",
+    "assert",
     "print",
 ];
 
