@@ -254,6 +254,41 @@ fn parameters_come_in_both_ways() {
 }
 
 #[test]
+fn parameters_have_up_to_32764_bytes() {
+    alike("parameters_have_up_to_32764_bytes", &[], |driver| {
+        driver.start(0);
+        let out = put(driver, &[0; 4 * 64]);
+        for words in [1000u32, 1022, 2000, 8189, 8190] {
+            let bytes = 4 * words;
+            let body = format!(
+                ".visible .entry pick(.param .u64 to, .param .align 4 .b8 table[{bytes}]) {{\n\
+                .reg .b64 %x<6>; .reg .b32 %r<6>;\n\
+                ld.param.u64 %x1, [to]; mov.u32 %r1, %tid.x; mul.lo.u32 %r2, %r1, 61; rem.u32 %r2, %r2, {words}; mov.b64 %x2, table;\n\
+                mul.wide.u32 %x3, %r2, 4; add.s64 %x4, %x2, %x3; ld.param.u32 %r3, [%x4]; ld.param.u32 %r4, [table+{}]; add.u32 %r3, %r3, %r4;\n\
+                mul.wide.u32 %x3, %r1, 4; add.s64 %x5, %x1, %x3; st.global.u32 [%x5], %r3; ret;\n}}\n",
+                bytes - 4
+            );
+            let loaded = module(driver, &body).unwrap();
+            let mut function = 0u64;
+            let mut name = *b"pick\0";
+            let code = driver.call("cuModuleGetFunction", &[at(&mut function), loaded, at(&mut name)]);
+            if words == 8190 {
+                assert_eq!(code, NOT_FOUND, "more than the limit");
+                break;
+            }
+            assert_eq!(code, 0, "{bytes}");
+            let mut table: Vec<u32> = (0..words).map(|at| at * 5).collect();
+            let mut to = out;
+            let mut pointers = [at(&mut to), at(table.as_mut_slice())];
+            driver.ok("cuLaunchKernel", &[function, 1, 1, 1, 64, 1, 1, 0, 0, at(&mut pointers)]);
+            assert_eq!(driver.synchronize(), 0);
+            let wanted: Vec<u32> = (0..64).map(|at| at * 61 % words * 5 + (words - 1) * 5).collect();
+            assert_eq!(driver.words(out, 64), wanted, "{bytes}");
+        }
+    });
+}
+
+#[test]
 fn images_that_cannot_run_are_refused_with_the_reason() {
     alone("images_that_cannot_run_are_refused_with_the_reason", &[], |driver| {
         driver.start(0);
