@@ -289,6 +289,81 @@ fn parameters_have_up_to_32764_bytes() {
 }
 
 #[test]
+fn a_launch_beyond_a_limit_is_an_invalid_value() {
+    alike("a_launch_beyond_a_limit_is_an_invalid_value", &[], |driver| {
+        driver.start(0);
+        let body =
+            ".visible .entry any() {\nret;\n}\n.visible .entry bound() .maxntid 128, 1, 1 {\nret;\n}\n";
+        let module = module(driver, body).unwrap();
+        let (any, bound) = (function(driver, module, "any"), function(driver, module, "bound"));
+        let attribute = |function| {
+            let mut most = 0u64;
+            driver.ok("cuFuncGetAttribute", &[at(&mut most), 0, function]);
+            most
+        };
+        assert_eq!((attribute(any), attribute(bound)), (1024, 128));
+        for (function, [x, y, z], [grid_x, grid_y, grid_z], code) in [
+            (any, [1024, 1, 1], [1, 1, 1], 0),
+            (any, [2048, 1, 1], [1, 1, 1], INVALID_VALUE),
+            (any, [32, 33, 1], [1, 1, 1], INVALID_VALUE),
+            (any, [1, 1, 65], [1, 1, 1], INVALID_VALUE),
+            (any, [0, 1, 1], [1, 1, 1], INVALID_VALUE),
+            (any, [1, 1, 1], [0, 1, 1], INVALID_VALUE),
+            (any, [1, 1, 1], [1, 65536, 1], INVALID_VALUE),
+            (any, [1, 1, 1], [1, 1, 65536], INVALID_VALUE),
+            (bound, [64, 2, 1], [1, 1, 1], 0),
+            (bound, [129, 1, 1], [1, 1, 1], INVALID_VALUE),
+        ] {
+            let arguments = [function, grid_x, grid_y, grid_z, x, y, z, 0, 0, 0];
+            assert_eq!(driver.call("cuLaunchKernel", &arguments), code, "{arguments:?}");
+            assert_eq!(driver.synchronize(), 0);
+        }
+    });
+}
+
+#[test]
+fn managed_variables_are_the_hosts_too() {
+    alone("managed_variables_are_the_hosts_too", &[], |driver| {
+        driver.ok("cuInit", &[0]);
+        let mut text = b".version 8.0\n.target sm_75\n.address_size 64\n\
+            .visible .global .align 4 .u32 plain = 3;\n\
+            .visible .global .attribute(.managed) .align 4 .u32 counter = 40;\n\
+            .visible .entry bump() {\n.reg .b32 %r<3>;\n\
+            ld.global.u32 %r1, [counter]; add.u32 %r1, %r1, 2; st.global.u32 [counter], %r1; ret;\n}\n\0"
+            .to_vec();
+        let library = driver.get("cuLibraryLoadData", &[at(text.as_mut_slice()), 0, 0, 0, 0, 0, 0]);
+        // Without a context.
+        let (mut address, mut size) = (0u64, 0u64);
+        let (mut counter, mut plain, mut bump) = (*b"counter\0", *b"plain\0", *b"bump\0");
+        let mut none = 0u64;
+        driver.check(&[
+            ("cuLibraryGetManaged", &[at(&mut none), at(&mut none), library, at(&mut plain)], NOT_FOUND),
+            ("cuLibraryGetManaged", &[at(&mut address), at(&mut size), library, at(&mut counter)], 0),
+        ]);
+        assert_eq!(size, 4);
+        // SAFETY: the host accesses managed memory while nothing runs.
+        let host =
+            |address: u64| unsafe { &mut *std::ptr::with_exposed_provenance_mut::<u32>(address as usize) };
+        assert_eq!(*host(address), 40);
+        *host(address) += 1;
+        driver.start(0);
+        let kernel = driver.get("cuLibraryGetKernel", &[library, at(&mut bump)]);
+        for expect in [43, 45] {
+            assert_eq!(launch(driver, kernel, [1, 1], 0, vec![]), 0);
+            assert_eq!(*host(address), expect);
+        }
+        let module = driver.get("cuLibraryGetModule", &[library]);
+        let mut global = 0u64;
+        driver.ok("cuModuleGetGlobal_v2", &[at(&mut global), at(&mut size), module, at(&mut counter)]);
+        assert_eq!((global, size), (address, 4));
+        let mut is_managed = 0u32;
+        driver.ok("cuPointerGetAttribute", &[at(&mut is_managed), 8, address]);
+        assert_eq!(is_managed, 1);
+        driver.ok("cuLibraryUnload", &[library]);
+    });
+}
+
+#[test]
 fn images_that_cannot_run_are_refused_with_the_reason() {
     alone("images_that_cannot_run_are_refused_with_the_reason", &[], |driver| {
         driver.start(0);

@@ -11,6 +11,9 @@ macro_rules! errors {
         #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
         pub(crate) enum Error {
             $(#[error($text)] $variant,)*
+            /// What a launch of the runtime's returns where the driver's own API has `CUDA_ERROR_INVALID_VALUE`: `cudaErrorInvalidConfiguration`.
+            #[error("invalid configuration argument")]
+            InvalidConfiguration,
             /// A result that the environment asked for.
             #[error("a result that VM_CUDA_FAKE_FAIL asked for")]
             Injected(i32),
@@ -19,7 +22,11 @@ macro_rules! errors {
         impl Error {
             /// The number that C sees.
             pub(crate) fn code(self) -> i32 {
-                match self { $(Self::$variant => $code,)* Self::Injected(code) => code }
+                match self {
+                    $(Self::$variant => $code,)*
+                    Self::InvalidConfiguration => 9,
+                    Self::Injected(code) => code,
+                }
             }
         }
 

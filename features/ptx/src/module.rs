@@ -38,6 +38,8 @@ pub struct Variable {
     pub name: String,
     /// Global or const.
     pub space: Space,
+    /// Whether the host accesses it too: `__managed__`.
+    pub managed: bool,
     /// Where in the range.
     pub offset: u64,
     /// Its bytes.
@@ -68,6 +70,8 @@ pub struct Signature {
     pub parameters: Vec<Parameter>,
     /// Bytes of all, as one block.
     pub size: u64,
+    /// The most threads of a block, where `.maxntid` or `.reqntid` says that.
+    pub max_threads: Option<u32>,
     /// What the kernel of the IR takes behind its memory and two addresses: each a part of the block.
     pub scalars: Vec<Word>,
 }
@@ -104,7 +108,7 @@ impl Signature {
     }
 
     fn of(function: &Function) -> Result<Signature> {
-        let mut signature = Signature::default();
+        let mut signature = Signature { max_threads: function.max_threads, ..Signature::default() };
         for (variable, offset) in
             function.variables[function.param_range()].iter().zip(parameter_offsets(function)?)
         {
@@ -227,6 +231,7 @@ fn layout(ast: &Ast) -> Result<Data> {
         data.variables.push(Variable {
             name: variable.name.to_string(),
             space: variable.space,
+            managed: variable.managed,
             offset,
             size: variable.size,
             bytes: variable.bytes.clone(),

@@ -120,6 +120,15 @@ impl module::Program for Shared {
         Some((variable.offset, variable.size))
     }
 
+    fn is_managed(&self, offset: u64) -> bool {
+        let mut variables = self.0.module.data().variables.iter();
+        variables.any(|v| v.managed && (v.offset..v.offset + v.size).contains(&offset))
+    }
+
+    fn has_managed(&self) -> bool {
+        self.0.module.data().variables.iter().any(|variable| variable.managed)
+    }
+
     fn contents(&self, address: u64) -> Vec<(u64, Vec<u8>)> {
         self.0.module.data().at(address)
     }
@@ -146,6 +155,10 @@ impl module::Kernel for Kernel {
             6 => ARCHITECTURE as i32,
             _ => 0,
         }
+    }
+
+    fn max_threads(&self) -> u32 {
+        self.signature.max_threads.unwrap_or(1024)
     }
 
     /// They run one behind the other.
@@ -238,9 +251,12 @@ impl State {
     /// Puts a block of parameters into a context's memory.
     fn place(&mut self, context: u64, parameters: &[u8]) -> Result<u64> {
         let device = self.contexts.get(&context).ok_or(Error::InvalidContext)?.device;
-        let len = parameters.len().max(1);
+        // With the word and the workspace of cooperative launches.
+        let len = parameters.len().next_multiple_of(8) + 8 + 64;
         let at = self.allocate(device, context, len as u64, true, |offset| Kind::Data { offset })?;
-        self.reach(at, len, By::Copy(context), 3, false).ok_or(Error::IllegalAddress)?.write(parameters);
+        self.reach(at, parameters.len(), By::Copy(context), 3, false)
+            .ok_or(Error::IllegalAddress)?
+            .write(parameters);
         Ok(at)
     }
 }

@@ -53,6 +53,7 @@ impl<'t> Parser<'t> {
             registers: Vec::new(),
             body: None,
             required: None,
+            max_threads: None,
             unsupported: None,
         };
         if self.is(b'(') {
@@ -69,6 +70,7 @@ impl<'t> Parser<'t> {
             match self.next.token {
                 Token::Dot("maxntid" | "reqntid" | "minnctapersm" | "maxnctapersm" | "maxnreg") => {
                     let required = self.next.token == Token::Dot("reqntid");
+                    let bounds = required || self.next.token == Token::Dot("maxntid");
                     self.advance()?;
                     let mut sizes = [1u32; 3];
                     for (i, size) in sizes.iter_mut().enumerate() {
@@ -80,6 +82,10 @@ impl<'t> Parser<'t> {
                     }
                     if required {
                         function.required = Some(sizes);
+                    }
+                    if bounds {
+                        function.max_threads =
+                            Some(sizes.iter().fold(1u32, |all, size| all.saturating_mul(*size)).min(1024));
                     }
                 }
                 Token::Dot("noreturn" | "blocksareclusters") => {

@@ -60,7 +60,8 @@ pub struct Translated {
     /// What it takes.
     pub signature: Signature,
     /// Must the block of parameters be in the memory too, at a multiple of 16? So it is where there are many, and where their
-    /// addresses are computed. Else `%parameters` is any number.
+    /// addresses are computed. Else `%parameters` is any number. From the next multiple of 8 on, a word follows that is 0 unless the launch is
+    /// cooperative, and 64 bytes of zeros, the workspace of the grid's barrier.
     pub parameters_in_memory: bool,
     /// Whether it has `printf` or `assert`, and so needs a ring.
     pub prints: bool,
@@ -258,6 +259,7 @@ impl Prepared<'_> {
             base,
             block: parameters,
             block_used: Cell::new(false),
+            parameter_bytes: signature.size,
             words,
             shared,
             local,
@@ -325,6 +327,8 @@ struct Cx<'a, 'b> {
     /// Where the block of parameters is in the memory, and whether anything asks for it.
     block: Val<'b>,
     block_used: Cell<bool>,
+    /// Bytes of the block of parameters.
+    parameter_bytes: u64,
     words: Vec<(Word, Val<'b>)>,
     shared: Option<PlaceRef<'b>>,
     local: Option<PlaceRef<'b>>,
