@@ -14,7 +14,9 @@ const INVALID_IMAGE: Code = 200;
 const INVALID_HANDLE: Code = 400;
 const NOT_FOUND: Code = 500;
 const NO_BINARY: Code = 209;
-const ILLEGAL_INSTRUCTION: Code = 715;
+const NOT_SUPPORTED: Code = 801;
+const ASSERT_FAILED: Code = 710;
+const LAUNCH_FAILED: Code = 719;
 const CAPTURE_INVALIDATED: Code = 901;
 const INVALID_PTX: Code = 218;
 const TIMEOUT: Code = 702;
@@ -252,6 +254,116 @@ fn parameters_come_in_both_ways() {
 }
 
 #[test]
+fn parameters_have_up_to_32764_bytes() {
+    alike("parameters_have_up_to_32764_bytes", &[], |driver| {
+        driver.start(0);
+        let out = put(driver, &[0; 4 * 64]);
+        for words in [1000u32, 1022, 2000, 8189, 8190] {
+            let bytes = 4 * words;
+            let body = format!(
+                ".visible .entry pick(.param .u64 to, .param .align 4 .b8 table[{bytes}]) {{\n\
+                .reg .b64 %x<6>; .reg .b32 %r<6>;\n\
+                ld.param.u64 %x1, [to]; mov.u32 %r1, %tid.x; mul.lo.u32 %r2, %r1, 61; rem.u32 %r2, %r2, {words}; mov.b64 %x2, table;\n\
+                mul.wide.u32 %x3, %r2, 4; add.s64 %x4, %x2, %x3; ld.param.u32 %r3, [%x4]; ld.param.u32 %r4, [table+{}]; add.u32 %r3, %r3, %r4;\n\
+                mul.wide.u32 %x3, %r1, 4; add.s64 %x5, %x1, %x3; st.global.u32 [%x5], %r3; ret;\n}}\n",
+                bytes - 4
+            );
+            let loaded = module(driver, &body).unwrap();
+            let mut function = 0u64;
+            let mut name = *b"pick\0";
+            let code = driver.call("cuModuleGetFunction", &[at(&mut function), loaded, at(&mut name)]);
+            if words == 8190 {
+                assert_eq!(code, NOT_FOUND, "more than the limit");
+                break;
+            }
+            assert_eq!(code, 0, "{bytes}");
+            let mut table: Vec<u32> = (0..words).map(|at| at * 5).collect();
+            let mut to = out;
+            let mut pointers = [at(&mut to), at(table.as_mut_slice())];
+            driver.ok("cuLaunchKernel", &[function, 1, 1, 1, 64, 1, 1, 0, 0, at(&mut pointers)]);
+            assert_eq!(driver.synchronize(), 0);
+            let wanted: Vec<u32> = (0..64).map(|at| at * 61 % words * 5 + (words - 1) * 5).collect();
+            assert_eq!(driver.words(out, 64), wanted, "{bytes}");
+        }
+    });
+}
+
+#[test]
+fn a_launch_beyond_a_limit_is_an_invalid_value() {
+    alike("a_launch_beyond_a_limit_is_an_invalid_value", &[], |driver| {
+        driver.start(0);
+        let body =
+            ".visible .entry any() {\nret;\n}\n.visible .entry bound() .maxntid 128, 1, 1 {\nret;\n}\n";
+        let module = module(driver, body).unwrap();
+        let (any, bound) = (function(driver, module, "any"), function(driver, module, "bound"));
+        let attribute = |function| {
+            let mut most = 0u64;
+            driver.ok("cuFuncGetAttribute", &[at(&mut most), 0, function]);
+            most
+        };
+        assert_eq!((attribute(any), attribute(bound)), (1024, 128));
+        for (function, [x, y, z], [grid_x, grid_y, grid_z], code) in [
+            (any, [1024, 1, 1], [1, 1, 1], 0),
+            (any, [2048, 1, 1], [1, 1, 1], INVALID_VALUE),
+            (any, [32, 33, 1], [1, 1, 1], INVALID_VALUE),
+            (any, [1, 1, 65], [1, 1, 1], INVALID_VALUE),
+            (any, [0, 1, 1], [1, 1, 1], INVALID_VALUE),
+            (any, [1, 1, 1], [0, 1, 1], INVALID_VALUE),
+            (any, [1, 1, 1], [1, 65536, 1], INVALID_VALUE),
+            (any, [1, 1, 1], [1, 1, 65536], INVALID_VALUE),
+            (bound, [64, 2, 1], [1, 1, 1], 0),
+            (bound, [129, 1, 1], [1, 1, 1], INVALID_VALUE),
+        ] {
+            let arguments = [function, grid_x, grid_y, grid_z, x, y, z, 0, 0, 0];
+            assert_eq!(driver.call("cuLaunchKernel", &arguments), code, "{arguments:?}");
+            assert_eq!(driver.synchronize(), 0);
+        }
+    });
+}
+
+#[test]
+fn managed_variables_are_the_hosts_too() {
+    alone("managed_variables_are_the_hosts_too", &[], |driver| {
+        driver.ok("cuInit", &[0]);
+        let mut text = b".version 8.0\n.target sm_75\n.address_size 64\n\
+            .visible .global .align 4 .u32 plain = 3;\n\
+            .visible .global .attribute(.managed) .align 4 .u32 counter = 40;\n\
+            .visible .entry bump() {\n.reg .b32 %r<3>;\n\
+            ld.global.u32 %r1, [counter]; add.u32 %r1, %r1, 2; st.global.u32 [counter], %r1; ret;\n}\n\0"
+            .to_vec();
+        let library = driver.get("cuLibraryLoadData", &[at(text.as_mut_slice()), 0, 0, 0, 0, 0, 0]);
+        // Without a context.
+        let (mut address, mut size) = (0u64, 0u64);
+        let (mut counter, mut plain, mut bump) = (*b"counter\0", *b"plain\0", *b"bump\0");
+        let mut none = 0u64;
+        driver.check(&[
+            ("cuLibraryGetManaged", &[at(&mut none), at(&mut none), library, at(&mut plain)], NOT_FOUND),
+            ("cuLibraryGetManaged", &[at(&mut address), at(&mut size), library, at(&mut counter)], 0),
+        ]);
+        assert_eq!(size, 4);
+        // SAFETY: the host accesses managed memory while nothing runs.
+        let host =
+            |address: u64| unsafe { &mut *std::ptr::with_exposed_provenance_mut::<u32>(address as usize) };
+        assert_eq!(*host(address), 40);
+        *host(address) += 1;
+        driver.start(0);
+        let kernel = driver.get("cuLibraryGetKernel", &[library, at(&mut bump)]);
+        for expect in [43, 45] {
+            assert_eq!(launch(driver, kernel, [1, 1], 0, vec![]), 0);
+            assert_eq!(*host(address), expect);
+        }
+        let module = driver.get("cuLibraryGetModule", &[library]);
+        let mut global = 0u64;
+        driver.ok("cuModuleGetGlobal_v2", &[at(&mut global), at(&mut size), module, at(&mut counter)]);
+        assert_eq!((global, size), (address, 4));
+        let mut is_managed = 0u32;
+        driver.ok("cuPointerGetAttribute", &[at(&mut is_managed), 8, address]);
+        assert_eq!(is_managed, 1);
+        driver.ok("cuLibraryUnload", &[library]);
+    });
+}
+
+#[test]
 fn images_that_cannot_run_are_refused_with_the_reason() {
     alone("images_that_cannot_run_are_refused_with_the_reason", &[], |driver| {
         driver.start(0);
@@ -348,55 +460,55 @@ fn a_corrupt_image_is_an_error_of_its_call() {
     });
 }
 
-/// A kernel that can't run, and one that can.
+/// A kernel that can run between kernels that can't: an instruction, a directive of a head and one of a body, and an array that is too large.
 const ODD: &str = ".visible .entry odd() {\n.reg .b32 %r<3>;\nmov.u32 %r1, %clock;\nst.global.u32 [%r1], %r1;\nret;\n}\n\
-    .visible .entry fine() {\nret;\n}\n";
+    .visible .entry clusters() .explicitcluster .reqnctapercluster 2, 1, 1 {\nret;\n}\n\
+    .visible .entry fine() {\nret;\n}\n\
+    .visible .entry deep() {\n.calls 3;\nret;\n}\n\
+    .visible .entry wide() {\n.local .b8 x[5000000000];\nret;\n}\n";
 
 #[test]
-fn a_launch_that_is_refused_cannot_be_ignored() {
-    const NAME: &str = "a_launch_that_is_refused_cannot_be_ignored";
+fn a_kernel_that_is_not_supported_fails_alone() {
+    const NAME: &str = "a_kernel_that_is_not_supported_fails_alone";
+    const REFUSED: [(&str, &str); 4] = [
+        ("odd", "kernel odd: line 6: `mov.u32 %r1, %clock;`"),
+        ("clusters", "kernel clusters: line 10: .explicitcluster is not supported"),
+        ("deep", "kernel deep: line 17: .calls is not supported"),
+        ("wide", "kernel wide: line 21: the module has more than 4294967296 bytes of variables"),
+    ];
     if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", NAME, "--nocapture"]).env("VM_CUDA_FAKE_TEST_CASE", NAME);
         let output = child.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{said}");
-        let line = said.lines().filter(|line| line.starts_with("CUDA on the CPU")).collect::<Vec<_>>();
-        assert!(
-            matches!(line[..], [one] if one.contains("kernel odd: line 6: `mov.u32 %r1, %clock;`")),
-            "{said}"
-        );
+        let lines = said.lines().filter(|line| line.starts_with("CUDA on the CPU")).collect::<Vec<_>>();
+        assert_eq!(lines.len(), REFUSED.len(), "each reason is printed once: {said}");
+        for (line, (_, reason)) in lines.iter().zip(REFUSED) {
+            assert!(line.contains(reason), "{said}");
+        }
         return;
     }
     let driver = &Driver::load();
-    driver.ok("cuInit", &[0]);
-    let well = driver.get("cuCtxCreate_v2", &[0, 0]);
-    let kept = put(driver, &[1, 0, 0, 0]);
-    let context = driver.get("cuCtxCreate_v2", &[0, 0]);
+    driver.start(0);
     let module = self::module(driver, ODD).unwrap();
-    let (odd, fine) = (function(driver, module, "odd"), function(driver, module, "fine"));
+    let fine = function(driver, module, "fine");
+    let stream = driver.get("cuStreamCreate", &[1]);
     let launch =
         |function, stream| driver.call("cuLaunchKernel", &[function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0]);
-    // In a capture nothing runs yet, and there will be no graph of it.
-    let stream = driver.get("cuStreamCreate", &[1]);
-    let mut graph = 0u64;
-    driver.ok("cuStreamBeginCapture_v2", &[stream, 2]);
-    assert_eq!(launch(odd, stream), ILLEGAL_INSTRUCTION);
-    assert_eq!(driver.call("cuStreamEndCapture", &[stream, at(&mut graph)]), CAPTURE_INVALIDATED);
-    assert_eq!((launch(fine, stream), driver.synchronize()), (0, 0));
-    // Else all that the context does is refused from then on.
-    assert_eq!(launch(odd, stream), ILLEGAL_INSTRUCTION);
-    assert_eq!(launch(fine, 0), ILLEGAL_INSTRUCTION);
-    let mut memory = 0u64;
-    driver.check(&[
-        ("cuCtxSynchronize", &[], ILLEGAL_INSTRUCTION),
-        ("cuStreamSynchronize", &[stream], ILLEGAL_INSTRUCTION),
-        ("cuMemAlloc_v2", &[at(&mut memory), 4], ILLEGAL_INSTRUCTION),
-        ("cuMemcpyDtoH_v2", &[at(&mut memory), kept, 4], ILLEGAL_INSTRUCTION),
-        ("cuCtxDestroy_v2", &[context], 0),
-        ("cuCtxSetCurrent", &[well], 0),
-    ]);
-    assert_eq!(driver.words(kept, 1), [1], "the other context is well");
+    for (name, _) in REFUSED {
+        let odd = function(driver, module, name);
+        // A capture ends without a graph.
+        let mut graph = 0u64;
+        driver.ok("cuStreamBeginCapture_v2", &[stream, 2]);
+        assert_eq!(launch(odd, stream), NOT_SUPPORTED, "{name}");
+        assert_eq!(driver.call("cuStreamEndCapture", &[stream, at(&mut graph)]), CAPTURE_INVALIDATED);
+        // The error is the launch's alone.
+        assert_eq!(launch(odd, stream), NOT_SUPPORTED, "{name}");
+        assert_eq!((launch(fine, stream), driver.synchronize()), (0, 0), "{name}");
+    }
+    let memory = put(driver, &[3, 0, 0, 0]);
+    assert_eq!(driver.words(memory, 1), [3]);
 }
 
 /// A kernel that prints a format which is a variable, with an int and an address, in blocks as the launch has them.
@@ -499,6 +611,56 @@ fn a_kernel_that_is_stopped_prints_nothing() {
     let print = function(driver, module(driver, PRINT_ON).unwrap(), "print");
     assert_eq!(launch(driver, print, [1, 1], 0, vec![0]), TIMEOUT);
     println!("<stopped");
+}
+
+/// A kernel that prints its first block, then fails an assertion in the second thread of the block that is passed. The other kernel traps.
+const ASSERT: &str = ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n\
+    .extern .func __assertfail(.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 s);\n\
+    .global .align 1 .b8 text[8] = {60, 111, 110, 10, 0};\n\
+    .global .align 1 .b8 message[6] = {110, 32, 60, 32, 52, 0};\n\
+    .global .align 1 .b8 file[5] = {97, 46, 99, 117, 0};\n\
+    .global .align 1 .b8 name[8] = {118, 111, 105, 100, 32, 107, 40, 41};\n\
+    .visible .entry check(.param .u32 bad) {\n.reg .b64 %x<9>; .reg .b32 %r<9>; .reg .pred %p<4>; .local .align 8 .b8 depot[16];\n\
+    ld.param.u32 %r1, [bad]; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %tid.x; mov.u64 %x1, text; mov.u64 %x2, depot; cvta.local.u64 %x3, %x2;\n\
+    setp.ne.u32 %p1, %r2, %r1; setp.ne.u32 %p2, %r3, 1; or.pred %p3, %p1, %p2; @%p3 bra out;\n\
+    { .param .b64 p0; st.param.b64 [p0], %x1; .param .b64 p1; st.param.b64 [p1], %x3; .param .b32 r0; call.uni (r0), vprintf, (p0, p1); }\n\
+    mov.u64 %x4, message; mov.u64 %x5, file; mov.u64 %x6, name; mov.u64 %x7, 1; mov.u32 %r4, 17;\n\
+    { .param .b64 p0; st.param.b64 [p0], %x4; .param .b64 p1; st.param.b64 [p1], %x5; .param .b32 p2; st.param.b32 [p2], %r4;\n\
+    .param .b64 p3; st.param.b64 [p3], %x6; .param .b64 p4; st.param.b64 [p4], %x7; call.uni __assertfail, (p0, p1, p2, p3, p4); }\n\
+    out: ret;\n}\n\
+    .visible .entry stop() {\ntrap;\nret;\n}\n";
+
+#[test]
+fn a_failed_assertion_ends_the_kernel_at_once() {
+    const NAME: &str = "a_failed_assertion_ends_the_kernel_at_once";
+    if std::env::var_os("VM_CUDA_FAKE_TEST_CASE").is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        // An endless loop would end with CUDA_ERROR_LAUNCH_TIMEOUT.
+        child.args(["--exact", NAME, "--nocapture"]).env("VM_CUDA_FAKE_TEST_CASE", NAME);
+        let output = child.env("VM_CUDA_FAKE_SECONDS", "20").output().unwrap();
+        let [out, errors] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert!(output.status.success(), "{out}{errors}");
+        // The format of CUDA's simpleAssert sample.
+        let said = "a.cu:17: void k(): block: [2,0,0], thread: [1,0,0] Assertion `n < 4` failed.\n";
+        assert_eq!(errors.matches("Assertion").count(), 1, "{errors}");
+        assert!(errors.contains(said), "{errors}");
+        assert!(out.contains("<on\n"), "what it printed before: {out}");
+        return;
+    }
+    let driver = &Driver::load();
+    driver.ok("cuInit", &[0]);
+    for (name, parameters, code) in [("check", vec![2], ASSERT_FAILED), ("stop", vec![], LAUNCH_FAILED)] {
+        let context = driver.get("cuCtxCreate_v2", &[0, 0]);
+        let module = module(driver, ASSERT).unwrap();
+        let function = function(driver, module, name);
+        if name == "check" {
+            assert_eq!(launch(driver, function, [4, 64], 0, vec![9]), 0, "no assertion fails");
+        }
+        assert_eq!(launch(driver, function, [4, 64], 0, parameters), code);
+        assert_eq!(driver.synchronize(), code, "it stays");
+        driver.ok("cuCtxDestroy_v2", &[context]);
+    }
 }
 
 /// A kernel that writes where it is told.

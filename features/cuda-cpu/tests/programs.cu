@@ -1,6 +1,7 @@
 // A program of CUDA's runtime, with the kernels of vm-ptx's tests: launches them as programs do, and checks what they compute against
 // the host's own loops. Prints a line for each, and ends with how many are wrong.
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
@@ -218,17 +219,111 @@ static void groups() {
 
 __global__ void clocks(long long *out) { *out = clock64(); }
 
-// Of a module that is fine otherwise, a kernel that is beyond the driver.
+// A kernel that the driver does not support fails its own launch; later calls succeed.
 static void refused() {
   std::vector<float> kept(4, 3);
   float *x = put(kept);
   clocks<<<1, 1>>>((long long *)x);
-  bool right = cudaGetLastError() == cudaErrorIllegalInstruction;
-  saxpy<<<1, 1>>>(1, x, x, 4);
-  right &= cudaGetLastError() == cudaErrorIllegalInstruction;
-  right &= cudaMemcpy(kept.data(), x, 16, cudaMemcpyDeviceToHost) == cudaErrorIllegalInstruction && kept[0] == 3;
-  right &= cudaDeviceSynchronize() == cudaErrorIllegalInstruction;
+  bool right = cudaGetLastError() == cudaErrorNotSupported;
+  saxpy<<<1, 4>>>(1, x, x, 4);
+  right &= cudaGetLastError() == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
+  right &= get(x, 4) == std::vector<float>(4, 6);
   check("a kernel that is refused", right);
+}
+
+__global__ void asserts(int n) { assert(n < 4); }
+
+// A failed assertion ends the kernel, and its error stays until the device is reset.
+static void assertions() {
+  asserts<<<2, 64>>>(3);
+  TRY(cudaDeviceSynchronize());
+  asserts<<<1, 1>>>(5);
+  bool right = cudaDeviceSynchronize() == cudaErrorAssert && cudaDeviceSynchronize() == cudaErrorAssert;
+  TRY(cudaDeviceReset());
+  cudaGetLastError();
+  check("a failed assertion", right);
+}
+
+__managed__ int counter = 40;
+__global__ void count(int by) { atomicAdd(&counter, by); }
+
+// Variables that the host and the device share.
+static void managed() {
+  bool right = counter == 40;
+  counter += 2;
+  count<<<2, 32>>>(1);
+  TRY(cudaDeviceSynchronize());
+  right &= counter == 106;
+  cudaPointerAttributes attributes;
+  TRY(cudaPointerGetAttributes(&attributes, &counter));
+  check("managed variables", right && attributes.type == cudaMemoryTypeManaged);
+}
+
+// What a graph says of its kernels, captured and added ones.
+static void graphs() {
+  cudaStream_t stream;
+  cudaGraph_t captured, made;
+  cudaGraphNode_t node;
+  size_t nodes = 1;
+  TRY(cudaStreamCreate(&stream));
+  TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  count<<<3, 32, 0, stream>>>(5);
+  TRY(cudaStreamEndCapture(stream, &captured));
+  TRY(cudaGraphGetNodes(captured, &node, &nodes));
+  cudaKernelNodeParams params{}, again{};
+  TRY(cudaGraphKernelNodeGetParams(node, &params));
+  bool right = params.func == (void *)count && params.gridDim.x == 3 && *(int *)params.kernelParams[0] == 5;
+  TRY(cudaGraphCreate(&made, 0));
+  TRY(cudaGraphAddKernelNode(&node, made, nullptr, 0, &params));
+  TRY(cudaGraphKernelNodeGetParams(node, &again));
+  right &= again.func == (void *)count && again.blockDim.x == 32;
+  cudaGraphExec_t exec;
+  int before = counter, by = 7;
+  void *parameters[] = {&by};
+  TRY(cudaGraphInstantiate(&exec, made, 0));
+  TRY(cudaGraphLaunch(exec, stream));
+  again.kernelParams = parameters;
+  TRY(cudaGraphExecKernelNodeSetParams(exec, node, &again));
+  TRY(cudaGraphLaunch(exec, stream));
+  TRY(cudaStreamSynchronize(stream));
+  check("kernels of graphs", right && counter == before + 96 * (5 + 7));
+}
+
+// Errors that are their call's alone.
+static void errors() {
+  auto is = [](cudaError_t error, cudaError_t wanted) { return error == wanted && cudaGetLastError() == wanted; };
+  auto launched = [&](dim3 grid, dim3 block) {
+    count<<<grid, block>>>(0);
+    return is(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
+  };
+  check("launches beyond limits", launched(1, 2048) && launched(0, 32) && launched(dim3(1, 70000), 1));
+  int *x = put(std::vector<int>(16)), host[16];
+  bool right = is(cudaMemcpy(x, host, 1 << 26, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+  right &= is(cudaMemset(x, 0, 1 << 26), cudaErrorInvalidValue);
+  right &= is(cudaMemcpy(x, nullptr, 4, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+  right &= is(cudaMemcpy(x, host, 4, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+  check("copies beyond allocations", right && cudaDeviceSynchronize() == cudaSuccess);
+}
+
+__global__ void turned(int *out) {
+  auto grid = cg::this_grid();
+  out[grid.thread_rank()] = grid.thread_rank();
+  grid.sync();
+  int next = out[(grid.thread_rank() + 1) % grid.size()];
+  grid.sync();
+  out[grid.thread_rank()] = grid.is_valid() ? next : -1;
+}
+
+// The barrier of a grid of one block, which only cooperative launches have.
+static void grids() {
+  int *x = put(std::vector<int>(100));
+  void *parameters[] = {&x};
+  TRY(cudaLaunchCooperativeKernel(turned, 1, 100, parameters));
+  auto found = get(x, 100);
+  bool right = true;
+  for (int i = 0; i < 100; i++) right &= found[i] == (i + 1) % 100;
+  turned<<<1, 32>>>(x);
+  check("barriers of grids", right && cudaDeviceSynchronize() == cudaErrorLaunchFailure);
   TRY(cudaDeviceReset());
   cudaGetLastError();
 }
@@ -243,6 +338,11 @@ static void libraries() {
 
 int main() {
   libraries();
+  managed();
+  graphs();
+  errors();
+  grids();
+  assertions();
   refused();
   vectors();
   streams();

@@ -26,5 +26,7 @@ fn a_program_with_the_static_runtime_computes() {
         let (said, wrong) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && said.ends_with("\n0 wrong\n"), "{said}{wrong}{}", output.status);
+        let failed = ": void asserts(int): block: [0,0,0], thread: [0,0,0] Assertion `n < 4` failed.\n";
+        assert!(wrong.contains(failed), "{wrong}");
     }
 }

@@ -38,6 +38,13 @@ impl End {
         let offset = self.pitch.checked_mul(y)?.checked_add(self.slice.checked_mul(z)?)?;
         self.at.checked_add(offset as u64)
     }
+
+    /// Returns whether all that a copy touches at this end is allocated, and what is between its rows.
+    fn is_allocated(&self, state: &State, copy: &Copy) -> bool {
+        let last = self.row(copy.height - 1, copy.depth - 1);
+        let len = last.and_then(|last| (last - self.at).checked_add(copy.width as u64));
+        len.is_some_and(|len| state.is_allocated(self.at, len, self.host))
+    }
 }
 
 /// A copy of `depth` slices of `height` rows of `width` bytes.
@@ -194,7 +201,7 @@ pub(crate) fn submit(handle: u64, mut copy: Copy, waits: bool) -> Result {
     if copy.empty() {
         return Ok(());
     }
-    if copy.dst.at < LOWEST || copy.src.at < LOWEST {
+    if [copy.dst, copy.src].iter().any(|end| end.at < LOWEST || !end.is_allocated(&state, &copy)) {
         return Err(Error::InvalidValue);
     }
     // The host's, or managed: not what has a device's address where either may be.
@@ -269,7 +276,8 @@ pub(crate) fn fill(handle: u64, fill: Fill, waits: bool) -> Result {
     if fill.width == 0 || fill.height == 0 {
         return Ok(());
     }
-    if fill.at < LOWEST {
+    let len = || fill.pitch.checked_mul(fill.height - 1)?.checked_add(fill.width.checked_mul(fill.unit)?);
+    if fill.at < LOWEST || !len().is_some_and(|len| state.is_allocated(fill.at, len as u64, false)) {
         return Err(Error::InvalidValue);
     }
     let host = state.host_span(fill.at).is_some();

@@ -6,10 +6,14 @@ pub(crate) type Result<T = (), E = Error> = std::result::Result<T, E>;
 macro_rules! errors {
     ($($variant:ident = $code:literal, $name:literal, $text:literal;)*) => {
         /// A `CUresult` other than `CUDA_SUCCESS`.
-        #[cfg_attr(not(feature = "cpu"), allow(dead_code))]
+        // Some exist only for `cuGetErrorName`, and some only with the feature `cpu`.
+        #[allow(dead_code)]
         #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
         pub(crate) enum Error {
             $(#[error($text)] $variant,)*
+            /// What a launch of the runtime's returns where the driver's own API has `CUDA_ERROR_INVALID_VALUE`: `cudaErrorInvalidConfiguration`.
+            #[error("invalid configuration argument")]
+            InvalidConfiguration,
             /// A result that the environment asked for.
             #[error("a result that VM_CUDA_FAKE_FAIL asked for")]
             Injected(i32),
@@ -18,7 +22,11 @@ macro_rules! errors {
         impl Error {
             /// The number that C sees.
             pub(crate) fn code(self) -> i32 {
-                match self { $(Self::$variant => $code,)* Self::Injected(code) => code }
+                match self {
+                    $(Self::$variant => $code,)*
+                    Self::InvalidConfiguration => 9,
+                    Self::Injected(code) => code,
+                }
             }
         }
 
@@ -61,6 +69,7 @@ errors! {
     HostMemoryAlreadyRegistered = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped";
     HostMemoryNotRegistered = 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region";
     IllegalInstruction = 715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered";
+    LaunchFailed = 719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure";
     CooperativeLaunchTooLarge = 720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch";
     NotPermitted = 800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted";
     NotSupported = 801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported";

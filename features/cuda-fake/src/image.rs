@@ -37,6 +37,12 @@ fn fat_len(bytes: &[u8]) -> Result<usize> {
     len().ok_or(Error::InvalidImage)
 }
 
+/// Whether an image is in the wrapper that nvcc puts around those of programs, which their runtime loads.
+pub(crate) fn is_wrapped(at: u64) -> bool {
+    let bytes = Probe::new().and_then(|probe| probe.bytes(at, HEAD));
+    bytes.is_ok_and(|bytes| magic(&bytes) == Some(WRAPPER))
+}
+
 /// Copies the image at an address, or that a wrapper there points to.
 ///
 /// # Errors

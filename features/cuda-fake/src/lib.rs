@@ -18,8 +18,8 @@
 //! | `VM_CUDA_FAKE_TRACE` | a file that each call appends a line to: `cuMemFree_v2 dptr=0x7f0000200000 -> 0` |
 //!
 //! Device memory is at addresses of the process that have pages of a memory file while something is mapped there with access,
-//! and are inaccessible otherwise. Copies, memsets and kernels that touch what their context may not access fail with
-//! `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`builtin`), and
+//! and are inaccessible otherwise. A copy or memset of what is not allocated is `CUDA_ERROR_INVALID_VALUE`. Kernels that touch that, and what
+//! touches memory that the context may not access, fail with `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are a few built-in ones (`builtin`), and
 //! those of PTX (`ptx`).
 
 mod array;

@@ -20,6 +20,18 @@ struct Library {
     program: Arc<dyn Program>,
     /// Its modules by contexts.
     modules: BTreeMap<u64, u64>,
+    /// Whether NVIDIA's runtime loaded it, for kernels that the program launches by their host functions.
+    is_runtimes: bool,
+    /// Where its variables are if some are managed. Managed ones exist without a context, and its modules share them all.
+    data: Option<u64>,
+}
+
+impl Libraries {
+    /// The program of the library that has its variables there.
+    pub(crate) fn program_at(&self, data: u64) -> Option<&Arc<dyn Program>> {
+        let library = self.libraries.values().find(|library| library.data == Some(data));
+        library.map(|library| &library.program)
+    }
 }
 
 impl State {
@@ -28,6 +40,18 @@ impl State {
         let function = self.functions.get(&handle).map(|function| &function.kernel);
         let kernel = function.or_else(|| Some(&self.libraries.kernels.get(&handle)?.1));
         kernel.cloned().ok_or(Error::InvalidHandle)
+    }
+
+    /// Whether a handle is of a kernel that NVIDIA's runtime launches.
+    pub(crate) fn is_runtimes(&self, kernel: u64) -> bool {
+        let library =
+            self.libraries.kernels.get(&kernel).and_then(|(of, _)| self.libraries.libraries.get(of));
+        library.is_some_and(|library| library.is_runtimes)
+    }
+
+    /// Whether a handle is of a kernel of a library, which is no function yet.
+    pub(crate) fn is_of_library(&self, handle: u64) -> bool {
+        self.libraries.kernels.contains_key(&handle)
     }
 
     fn program(&self, library: u64) -> Result<Arc<dyn Program>> {
@@ -40,11 +64,14 @@ impl State {
 }
 
 /// `cuLibraryLoadData`.
-pub(crate) fn load(image: Vec<u8>) -> Result<u64, Refusal> {
+pub(crate) fn load(image: Vec<u8>, is_runtimes: bool) -> Result<u64, Refusal> {
     let program = module::read(image)?;
     let mut state = state::lock();
     let id = state.id();
-    state.libraries.libraries.insert(id, Library { program, modules: BTreeMap::new() });
+    state
+        .libraries
+        .libraries
+        .insert(id, Library { program, modules: BTreeMap::new(), is_runtimes, data: None });
     Ok(id)
 }
 
@@ -63,7 +90,7 @@ pub(crate) fn unload(library: u64) -> Result {
             state.remove_module(module)?;
         }
     }
-    Ok(())
+    library_.data.map_or(Ok(()), |data| state.release(data))
 }
 
 /// `cuLibraryGetKernel`.
@@ -74,7 +101,34 @@ pub(crate) fn kernel(library: u64, name: *const c_char) -> Result<u64> {
     Ok(state.handle_of(library, kernel))
 }
 
+/// `cuLibraryGetManaged`: address and size.
+pub(crate) fn managed(library: u64, name: *const c_char) -> Result<(u64, usize)> {
+    let name = sys::text(name, 4096).ok_or(Error::InvalidValue)?;
+    let mut state = state::lock();
+    if !state.initialized {
+        return Err(Error::NotInitialized);
+    }
+    let program = state.program(library)?;
+    let found = program.variable(&name).filter(|(offset, _)| program.is_managed(*offset));
+    let (offset, size) = found.ok_or(Error::NotFound)?;
+    let data = state.managed_data(library, &*program)?.ok_or(Error::NotFound)?;
+    Ok((data + offset, size as usize))
+}
+
 impl State {
+    /// Where the variables of a library are, if some are managed.
+    fn managed_data(&mut self, library: u64, program: &dyn Program) -> Result<Option<u64>> {
+        let known = self.libraries.libraries.get(&library).ok_or(Error::InvalidHandle)?.data;
+        if known.is_some() || !program.has_managed() {
+            return Ok(known);
+        }
+        let data = self.allocate_variables(0, 0, program)?;
+        if let Some(library) = self.libraries.libraries.get_mut(&library) {
+            library.data = Some(data);
+        }
+        Ok(Some(data))
+    }
+
     fn handle_of(&mut self, library: u64, kernel: Arc<dyn Kernel>) -> u64 {
         let same = |(of, known): &(u64, Arc<dyn Kernel>)| *of == library && known.name() == kernel.name();
         if let Some((&id, _)) = self.libraries.kernels.iter().find(|(_, known)| same(known)) {
@@ -103,8 +157,15 @@ pub(crate) fn module(library: u64) -> Result<u64> {
     if let Some(&module) = known.modules.get(&context).filter(|module| state.modules.contains_key(*module)) {
         return Ok(module);
     }
+    let is_new_again =
+        !known.modules.is_empty() && known.modules.values().all(|id| !state.modules.contains_key(id));
     let program = state.program(library)?;
-    let id = state.add_module(context, program)?;
+    let data = state.managed_data(library, &*program)?;
+    // Those of a context that was destroyed, by a reset for example, begin anew.
+    if let (Some(data), true) = (data, is_new_again) {
+        state.initialize_variables(data, &*program)?;
+    }
+    let id = state.add_module(context, program, data)?;
     if let Some(library) = state.libraries.libraries.get_mut(&library) {
         library.modules.insert(context, id);
     }

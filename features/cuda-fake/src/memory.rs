@@ -77,7 +77,14 @@ pub(crate) struct Arena {
 impl Arena {
     pub(crate) fn new() -> std::io::Result<Self> {
         let start = sys::reserve(HOME, REGION + BLOCK)?.next_multiple_of(BLOCK);
-        Ok(Self { start, end: start + REGION, free: BTreeMap::from([(start, REGION)]) })
+        // The last page is never mapped: kernels that trap write there.
+        Ok(Self { start, end: start + REGION, free: BTreeMap::from([(start, REGION - PAGE)]) })
+    }
+
+    /// The page that kernels write to when they trap.
+    #[cfg(feature = "cpu")]
+    pub(crate) fn trap(&self) -> std::ops::Range<u64> {
+        self.end - PAGE..self.end
     }
 
     /// Where in it an address is.
@@ -149,7 +156,11 @@ impl State {
 
     /// Whether an address is of managed memory.
     pub(crate) fn is_managed(&self, at: u64) -> bool {
-        matches!(self.span(at), Some((_, Span { kind: Kind::Managed { .. }, .. })))
+        match self.span(at) {
+            Some((_, Span { kind: Kind::Managed { .. }, .. })) => true,
+            Some((start, Span { kind: Kind::Data { .. }, .. })) => self.is_managed_variable(start, at),
+            _ => false,
+        }
     }
 
     /// The range of `len` bytes at `at`, if a device may access all of it.
@@ -170,6 +181,31 @@ impl State {
             next = start + span.extent();
         }
         Some(Range::promised(self, at, len))
+    }
+
+    /// Returns memory of a module's variables, which the driver initializes.
+    pub(crate) fn variables(&self, at: u64, len: usize) -> Option<Range<'_>> {
+        let (start, span) = self.span(at)?;
+        let is_within = matches!(span.kind, Kind::Data { .. }) && at - start + len as u64 <= span.len;
+        is_within.then(|| Range::promised(self, at, len))
+    }
+
+    /// Returns whether `len` bytes at `at` are of one allocation, or of mappings one behind the other. `host` is as for [`Self::reach`]. A copy or memset
+    /// of anything else is an invalid value, which its call returns.
+    pub(crate) fn is_allocated(&self, at: u64, len: u64, host: bool) -> bool {
+        let Some(end) = at.checked_add(len) else { return false };
+        let own = host && at >= sys::LOWEST && !self.arena.has(at) && !self.arena.has(end);
+        if own || self.host_memory(at, len) {
+            return true;
+        }
+        let mut next = at;
+        while let Some((start, span)) = self.span(next) {
+            next = start + span.extent();
+            if next >= end || !matches!(span.kind, Kind::Virtual { .. }) {
+                return next >= end;
+            }
+        }
+        false
     }
 
     /// What kernels reach: the arena, and memory right behind it that the program has registered. Nothing else is mapped there, or it is the program's own

@@ -7,7 +7,7 @@ use crate::{
     builtin::BuiltIn,
     error::{Error, Result},
     image,
-    memory::{By, Kind},
+    memory::Kind,
     state::{self, State},
     stream::Work,
     sys,
@@ -44,6 +44,16 @@ pub(crate) trait Program: Send + Sync {
         None
     }
 
+    /// Whether the variable that has this byte of the range is managed.
+    fn is_managed(&self, _offset: u64) -> bool {
+        false
+    }
+
+    /// Whether it has managed variables.
+    fn has_managed(&self) -> bool {
+        false
+    }
+
     /// What is in the range where it begins at this address, all else being zero.
     fn contents(&self, _address: u64) -> Vec<(u64, Vec<u8>)> {
         Vec::new()
@@ -59,6 +69,11 @@ pub(crate) trait Kernel: Send + Sync {
 
     /// `CUfunction_attribute`, as far as the kernel decides it.
     fn attribute(&self, attribute: i32) -> i32;
+
+    /// The most threads of a block.
+    fn max_threads(&self) -> u32 {
+        MAX_BLOCK[0]
+    }
 
     /// Can blocks of a grid wait for each other?
     fn cooperates(&self) -> bool {
@@ -106,6 +121,8 @@ pub(crate) struct Module {
     program: Arc<dyn Program>,
     /// Where its variables are; 0 where it has none.
     data: u64,
+    /// Whether its variables are freed with it.
+    owns_data: bool,
 }
 
 /// A kernel in a context.
@@ -182,24 +199,56 @@ pub(crate) fn load(image: impl FnOnce() -> Result<Vec<u8>>) -> Result<u64, Refus
     let program = read(image()?)?;
     let mut state = state::lock();
     let context = state.current()?;
-    Ok(state.add_module(context, program)?)
+    Ok(state.add_module(context, program, None)?)
 }
 
 impl State {
-    /// Puts a program into a context.
-    pub(crate) fn add_module(&mut self, context: u64, program: Arc<dyn Program>) -> Result<u64> {
+    /// Puts a program into a context, with variables at `data` where they are allocated already.
+    pub(crate) fn add_module(
+        &mut self,
+        context: u64,
+        program: Arc<dyn Program>,
+        shared_data: Option<u64>,
+    ) -> Result<u64> {
         let device = self.contexts.get(&context).ok_or(Error::InvalidContext)?.device;
+        let data = match shared_data {
+            Some(data) => data,
+            None => self.allocate_variables(device, context, &*program)?,
+        };
+        let id = self.id();
+        self.modules.insert(id, Module { context, program, data, owns_data: shared_data.is_none() });
+        Ok(id)
+    }
+
+    /// Allocates the variables of a program with what they begin with; 0 where it has none.
+    pub(crate) fn allocate_variables(
+        &mut self,
+        device: usize,
+        context: u64,
+        program: &dyn Program,
+    ) -> Result<u64> {
         let data = match program.size() {
-            0 => 0,
+            0 => return Ok(0),
             size => self.allocate(device, context, size, true, |offset| Kind::Data { offset })?,
         };
+        self.initialize_variables(data, program)?;
+        Ok(data)
+    }
+
+    /// Writes what a program's variables begin with.
+    pub(crate) fn initialize_variables(&self, data: u64, program: &dyn Program) -> Result {
         for (offset, bytes) in program.contents(data) {
-            let range = self.reach(data + offset, bytes.len(), By::Copy(context), 3, false);
-            range.ok_or(Error::InvalidImage)?.write(&bytes);
+            self.variables(data + offset, bytes.len()).ok_or(Error::InvalidImage)?.write(&bytes);
         }
-        let id = self.id();
-        self.modules.insert(id, Module { context, program, data });
-        Ok(id)
+        Ok(())
+    }
+
+    /// Whether a byte of the variables that begin at `data` is of a managed one.
+    pub(crate) fn is_managed_variable(&self, data: u64, at: u64) -> bool {
+        let mut modules = self.modules.values().map(|module| (module.data, &module.program));
+        let program = modules.find(|(of, _)| *of == data).map(|(_, program)| program);
+        let program = program.or_else(|| self.libraries.program_at(data));
+        program.is_some_and(|program| program.is_managed(at - data))
     }
 
     /// Removes a module with all that is its.
@@ -208,7 +257,7 @@ impl State {
         let functions = self.functions.extract_if(.., |_, function| function.module == id);
         let ended: Vec<u64> = functions.map(|(function, _)| function).chain([id]).collect();
         self.free_ids(ended);
-        if module.data == 0 { Ok(()) } else { self.release(module.data) }
+        if module.data == 0 || !module.owns_data { Ok(()) } else { self.release(module.data) }
     }
 }
 
@@ -293,7 +342,7 @@ pub(crate) fn parameter(function: u64, index: usize) -> Result<(usize, usize)> {
 pub(crate) fn attribute(function: u64, attribute: i32) -> Result<i32> {
     let kernel = state::lock().kernel(function)?;
     match attribute {
-        0 => Ok(1024),
+        0 => Ok(kernel.max_threads() as i32),
         8 => Ok(48 << 10),
         1..=15 => Ok(kernel.attribute(attribute)),
         _ => Err(Error::InvalidValue),
@@ -316,8 +365,12 @@ pub(crate) struct Request {
 /// Launches a function; parameters are read before it returns.
 pub(crate) fn launch(request: &Request) -> Result {
     let stream = state::lock().stream(request.stream)?;
-    // Some libraries look at no error of a launch: as with a kernel that dies, nothing goes on as if it had run.
-    let launch = prepare(request).map_err(|error| state::lock().refuse_launch(stream, error))?;
+    let launch = prepare(request).inspect_err(|error| {
+        // A program that ignores the error must not get a graph without the kernel.
+        if matches!(error, Error::NotSupported | Error::InvalidPtx) {
+            state::lock().invalidate_capture_of(stream);
+        }
+    })?;
     state::lock().submit(stream, Work::Launch(launch), Vec::new()).map(drop)
 }
 
@@ -329,8 +382,9 @@ pub(crate) fn prepare(request: &Request) -> Result<Launch> {
     let fits = |sides: [u32; 3], most: [u32; 3]| {
         sides.iter().zip(most).all(|(side, most)| (1..=most).contains(side))
     };
-    if !fits(grid, MAX_GRID) || !fits(block, MAX_BLOCK) || block.iter().product::<u32>() > 1024 {
-        return Err(Error::InvalidValue);
+    let threads = || block.iter().product::<u32>();
+    if !fits(grid, MAX_GRID) || !fits(block, MAX_BLOCK) || threads() > kernel.max_threads() {
+        return Err(if state.is_runtimes(named) { Error::InvalidConfiguration } else { Error::InvalidValue });
     }
     if u64::from(shared) + kernel.attribute(1).max(0) as u64 > SHARED {
         return Err(Error::InvalidValue);
@@ -338,7 +392,12 @@ pub(crate) fn prepare(request: &Request) -> Result<Launch> {
     if cooperative && !kernel.cooperates() && grid != [1; 3] {
         return Err(Error::CooperativeLaunchTooLarge);
     }
-    let parameters = arguments(&kernel.parameters(), parameters, extra)?;
+    let mut parameters = arguments(&kernel.parameters(), parameters, extra)?;
+    if cooperative {
+        // The word behind the parameters that says so; zeros follow, wherever the block is.
+        parameters.resize(parameters.len().next_multiple_of(8), 0);
+        parameters.extend(1u64.to_le_bytes());
+    }
     drop(state);
     let function = if module_of(named).is_ok() { named } else { crate::library::function(named)? };
     let state = state::lock();
@@ -351,19 +410,11 @@ pub(crate) fn prepare(request: &Request) -> Result<Launch> {
 }
 
 impl State {
-    /// What a launch fails with that has no code: a capture ends without a graph, and else the error stays with the context.
-    fn refuse_launch(&mut self, stream: u64, error: Error) -> Error {
-        let error = match error {
-            Error::InvalidPtx | Error::NoBinaryForGpu => Error::IllegalInstruction,
-            // There may be room for the next.
-            other => return other,
-        };
-        match self.streams.get(&stream).map(|stream| (stream.capture, stream.context)) {
-            Some((Some(capture), _)) => self.invalidate(capture),
-            Some((None, context)) => self.fail(context, error),
-            None => {}
+    /// Invalidates the capture that a stream is in, if any.
+    fn invalidate_capture_of(&mut self, stream: u64) {
+        if let Some(capture) = self.streams.get(&stream).and_then(|stream| stream.capture) {
+            self.invalidate(capture);
         }
-        error
     }
 }
 

@@ -33,7 +33,7 @@ impl State {
         let (int, long) = (|value: u32| Ok(Value::Int(value)), |value: u64| Ok(Value::Long(value)));
         if let Some((start, span)) = self.span(at) {
             let physical = self.backing(span);
-            let (is_virtual, managed) = (physical.is_some(), matches!(span.kind, Kind::Managed { .. }));
+            let (is_virtual, managed) = (physical.is_some(), self.is_managed(at));
             let pool = if let Kind::Pooled { pool, .. } = span.kind { pool } else { 0 };
             return match attribute {
                 1 => long(span.context),

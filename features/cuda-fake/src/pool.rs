@@ -14,13 +14,15 @@ pub(crate) struct Pool {
     /// What it keeps of freed memory.
     kept: u64,
     threshold: u64,
+    /// The most bytes of its allocations.
+    max: u64,
     reuse: [i32; 3],
     high: u64,
 }
 
 impl Pool {
     pub(crate) fn new(device: usize) -> Self {
-        Self { device, kept: 0, threshold: 0, reuse: [1; 3], high: 0 }
+        Self { device, kept: 0, threshold: 0, max: u64::MAX, reuse: [1; 3], high: 0 }
     }
 }
 
@@ -78,6 +80,11 @@ pub(crate) fn alloc(len: usize, pool: Option<u64>, handle: u64) -> Result<u64> {
     }
     let pool = pool.unwrap_or(state.devices[state.contexts[&context].device].pool);
     let device = state.pools.get(&pool).ok_or(Error::InvalidValue)?.device;
+    let (used, max) = (state.used_of(pool), state.pools.get(&pool).map_or(0, |pool| pool.max));
+    let rounded = (len as u64).checked_next_multiple_of(UNIT).and_then(|len| len.checked_add(used));
+    if rounded.is_none_or(|len| len > max) {
+        return Err(Error::OutOfMemory);
+    }
     let taken = state.give_up(pool, (len as u64).checked_next_multiple_of(UNIT).unwrap_or(0));
     let made = state.allocate(device, 0, len as u64, true, |offset| Kind::Pooled { offset, pool });
     let at = made.inspect_err(|_| state.keep(pool, taken))?;
@@ -123,12 +130,14 @@ pub(crate) fn set(device: i32, pool: u64) -> Result {
     Ok(())
 }
 
-/// `cuMemPoolCreate`.
-pub(crate) fn create(device: i32) -> Result<u64> {
+/// `cuMemPoolCreate`: of any size where `max` is 0.
+pub(crate) fn create(device: i32, max: usize) -> Result<u64> {
     let mut state = state::lock();
     let device = state.device(device)?;
     let id = state.id();
-    state.pools.insert(id, Pool::new(device));
+    let max =
+        if max == 0 { u64::MAX } else { (max as u64).checked_next_multiple_of(UNIT).unwrap_or(u64::MAX) };
+    state.pools.insert(id, Pool { max, ..Pool::new(device) });
     Ok(id)
 }
 

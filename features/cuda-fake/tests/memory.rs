@@ -40,32 +40,75 @@ fn legacy_memory_is_counted_exactly() {
 }
 
 #[test]
-fn what_is_not_mapped_faults_and_the_context_keeps_it() {
-    alone("what_is_not_mapped_faults_and_the_context_keeps_it", &[], |driver| {
+fn a_kernel_that_leaves_its_memory_ends_its_context() {
+    alone("a_kernel_that_leaves_its_memory_ends_its_context", &[], |driver| {
         driver.start(0);
-        let mut host = [0u32; 256];
-        let host = at(&mut host);
-        // What each touches, with how many bytes of 1 KiB of memory.
-        type Touch = fn(&Driver, u64, u64) -> Code;
-        let cases: [(&str, Touch); 4] = [
-            ("copy in", |driver, to, host| driver.call("cuMemcpyHtoD_v2", &[to, host, 1024])),
-            ("copy out", |driver, from, host| driver.call("cuMemcpyDtoH_v2", &[host, from, 1024])),
-            ("memset", |driver, to, _| driver.call("cuMemsetD32_v2", &[to, 1, 256])),
-            ("kernel", |driver, to, _| driver.launch(driver.kernel("fill"), 0, vec![to, 256, 7])),
+        let memory = driver.get("cuMemAlloc_v2", &[1024]);
+        let fill = |driver: &Driver, to| driver.launch(driver.kernel("fill"), 0, vec![to, 256, 7]);
+        assert_eq!((fill(driver, memory), driver.synchronize()), (0, 0));
+        assert_eq!(fill(driver, memory + 512), 0);
+        driver.check(&[
+            ("cuCtxSynchronize", &[], ILLEGAL_ADDRESS),
+            ("cuMemFree_v2", &[memory], ILLEGAL_ADDRESS),
+            ("cuStreamQuery", &[0], ILLEGAL_ADDRESS),
+            ("cuDevicePrimaryCtxReset_v2", &[0], 0),
+            ("cuCtxSynchronize", &[], 0),
+        ]);
+        assert_eq!(driver.used(), 0, "a reset frees memory");
+    });
+}
+
+#[test]
+fn copies_and_memsets_beyond_an_allocation_are_invalid_values() {
+    alone("copies_and_memsets_beyond_an_allocation_are_invalid_values", &[], |driver| {
+        driver.start(0);
+        let (first, memory) = (driver.get("cuMemAlloc_v2", &[MIB2]), driver.get("cuMemAlloc_v2", &[MIB2]));
+        let pinned = driver.get("cuMemHostAlloc", &[MIB2, 0]);
+        let stream = driver.get("cuStreamCreate", &[1]);
+        // Read only if the copy is not refused.
+        let mut own = [0u32; 4];
+        let own = at(&mut own);
+        let beyond = 2 * MIB2;
+        let mut rows = [0u64; 16];
+        // From the device, 2 MiB + 256 bytes in rows of 64 KiB, to the host.
+        (rows[2], rows[4], rows[6]) = (2, memory, 1 << 16);
+        (rows[9], rows[10], rows[13]) = (1, pinned, 1 << 16);
+        (rows[14], rows[15]) = (256, 33);
+        let rows = at(&mut rows);
+        let freed = driver.get("cuMemAlloc_v2", &[MIB2]);
+        driver.ok("cuMemFree_v2", &[freed]);
+        let cases: &[(&str, &[u64])] = &[
+            ("cuMemcpyHtoD_v2", &[memory, own, beyond]),
+            ("cuMemcpyHtoDAsync_v2", &[memory, own, beyond, stream]),
+            ("cuMemcpyDtoH_v2", &[own, memory, beyond]),
+            ("cuMemcpyDtoHAsync_v2", &[own, memory, beyond, stream]),
+            ("cuMemcpyDtoD_v2", &[memory, first, beyond]),
+            ("cuMemcpyDtoDAsync_v2", &[first + 4096, memory, MIB2, stream]),
+            ("cuMemcpy", &[memory, first, beyond]),
+            ("cuMemcpyAsync", &[memory, own, beyond, stream]),
+            ("cuMemcpy2D_v2", &[rows]),
+            ("cuMemcpy2DAsync_v2", &[rows, stream]),
+            ("cuMemsetD8_v2", &[memory, 1, beyond]),
+            ("cuMemsetD32Async", &[memory + 4096, 1, MIB2 / 4, stream]),
+            ("cuMemsetD2D32_v2", &[memory, 1 << 16, 1, 4, 33]),
+            ("cuMemsetD8_v2", &[freed, 1, 1]),
+            ("cuMemcpyHtoD_v2", &[freed, own, 4]),
+            ("cuMemcpyHtoD_v2", &[memory, 0, 4]),
+            // The host's own memory is no device's.
+            ("cuMemcpyDtoH_v2", &[memory, own, 4]),
+            ("cuMemcpyHtoD_v2", &[own, memory, 4]),
+            ("cuMemsetD8_v2", &[own, 0, 4]),
         ];
-        for (name, touch) in cases {
-            let memory = driver.get("cuMemAlloc_v2", &[1024]);
-            assert_eq!((touch(driver, memory, host), driver.synchronize()), (0, 0), "{name}");
-            touch(driver, memory + 512, host);
-            driver.check(&[
-                ("cuCtxSynchronize", &[], ILLEGAL_ADDRESS),
-                ("cuMemFree_v2", &[memory], ILLEGAL_ADDRESS),
-                ("cuStreamQuery", &[0], ILLEGAL_ADDRESS),
-                ("cuDevicePrimaryCtxReset_v2", &[0], 0),
-                ("cuCtxSynchronize", &[], 0),
-            ]);
-            assert_eq!(driver.used(), 0, "{name}: a reset frees memory");
+        for (call, arguments) in cases {
+            assert_eq!(driver.call(call, arguments), INVALID_VALUE, "{call} {arguments:x?}");
+            assert_eq!(driver.synchronize(), 0, "{call}: the error is the call's alone");
         }
+        driver.check(&[
+            ("cuMemsetD8_v2", &[memory, 1, MIB2], 0),
+            ("cuMemcpyDtoH_v2", &[pinned, memory, MIB2], 0),
+            ("cuMemcpyDtoD_v2", &[memory + 16, memory + 4096, 512], 0),
+            ("cuCtxSynchronize", &[], 0),
+        ]);
     });
 }
 
@@ -257,27 +300,6 @@ fn only_mapped_memory_is_registered() {
 }
 
 #[test]
-fn the_source_of_a_copy_that_cannot_be_written_is_not_read() {
-    alone("the_source_of_a_copy_that_cannot_be_written_is_not_read", &[], |driver| {
-        driver.start(0);
-        let mut own = [0u32; 4];
-        let own = at(&mut own);
-        for (call, stream) in [("cuMemcpyHtoD_v2", None), ("cuMemcpyHtoDAsync_v2", Some(0))] {
-            let memory = driver.get("cuMemAlloc_v2", &[4096]);
-            // Far beyond the stack that the source is on.
-            let arguments = [memory, own, 200 << 20];
-            let code = driver.call(call, &[&arguments[..], stream.as_slice()].concat());
-            assert!([0, ILLEGAL_ADDRESS].contains(&code), "{call}: {code}");
-            driver.check(&[
-                ("cuCtxSynchronize", &[], ILLEGAL_ADDRESS),
-                ("cuDevicePrimaryCtxReset_v2", &[0], 0),
-                ("cuCtxSynchronize", &[], 0),
-            ]);
-        }
-    });
-}
-
-#[test]
 fn pools_free_in_the_order_of_a_stream() {
     alone("pools_free_in_the_order_of_a_stream", &[], |driver| {
         driver.start(0);
@@ -327,6 +349,29 @@ fn pools_keep_what_their_threshold_lets_them() {
         assert_eq!((driver.used(), held(5)), (4 * MIB2, 2 * MIB2));
         driver.check(&[("cuMemFree_v2", &[memory], 0), ("cuMemFree_v2", &[none], 0)]);
         assert_eq!(driver.used(), 2 * MIB2);
+    });
+}
+
+#[test]
+fn a_pool_allocates_no_more_than_its_maximum() {
+    alone("a_pool_allocates_no_more_than_its_maximum", &[], |driver| {
+        driver.start(0);
+        // CUmemPoolProps: pinned, of device 0, and 4 MiB at most.
+        let mut properties = [0u64; 11];
+        (properties[0], properties[1], properties[3]) = (1, 1 << 32, 2 * MIB2);
+        properties[1] = 1;
+        let pool = driver.get("cuMemPoolCreate", &[at(&mut properties)]);
+        let mut none = 0u64;
+        let memory = driver.get("cuMemAllocFromPoolAsync", &[MIB2, pool, 0]);
+        driver.check(&[
+            ("cuMemAllocFromPoolAsync", &[at(&mut none), 64 * MIB2, pool, 0], OUT_OF_MEMORY),
+            ("cuMemAllocFromPoolAsync", &[at(&mut none), MIB2 + 1, pool, 0], OUT_OF_MEMORY),
+            ("cuMemAllocFromPoolAsync", &[at(&mut none), MIB2, pool, 0], 0),
+            ("cuMemAllocFromPoolAsync", &[at(&mut none), 1, pool, 0], OUT_OF_MEMORY),
+            ("cuMemFreeAsync", &[memory, 0], 0),
+            ("cuStreamSynchronize", &[0], 0),
+            ("cuMemAllocFromPoolAsync", &[at(&mut none), MIB2, pool, 0], 0),
+        ]);
     });
 }
 

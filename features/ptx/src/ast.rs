@@ -1,5 +1,6 @@
 //! A module as it is written.
 
+use crate::error::Error;
 use std::collections::HashMap;
 use std::ops::Range;
 use vm_ir::Scalar;
@@ -139,6 +140,8 @@ pub(crate) struct Variable {
     pub(crate) align: u64,
     /// Without a size: shared memory whose size the launch says.
     pub(crate) unsized_array: bool,
+    /// Whether it has the attribute `.managed`.
+    pub(crate) managed: bool,
     /// A parameter in a register.
     pub(crate) register: Option<u32>,
     /// The first bytes; the others are zero.
@@ -295,6 +298,10 @@ pub(crate) struct Function {
     pub(crate) body: Option<Vec<Item>>,
     /// Threads of a block that it was compiled for, if that is said.
     pub(crate) required: Option<[u32; 3]>,
+    /// The most threads of a block, if that is said.
+    pub(crate) max_threads: Option<u32>,
+    /// The first directive of its head that is not supported.
+    pub(crate) unsupported: Option<Error>,
 }
 
 impl Function {

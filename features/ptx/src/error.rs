@@ -87,6 +87,11 @@ impl Error {
         Error::at(line, ErrorKind::TooLarge { what, limit: limit as u64 })
     }
 
+    /// Returns whether the error of a function concerns only the kernels that need it: the text is PTX, but this front end cannot translate it.
+    pub(crate) fn is_of_function(&self) -> bool {
+        matches!(self.kind, ErrorKind::Unsupported(_) | ErrorKind::TooLarge { .. })
+    }
+
     /// With the instruction that it is about.
     pub(crate) fn of(mut self, line: u32, instruction: &str) -> Error {
         if self.instruction.is_empty() {

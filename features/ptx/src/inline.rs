@@ -40,7 +40,9 @@ pub(crate) struct Code {
 }
 
 /// Bytes of what `vprintf` gives and takes.
-const PRINTED: [i64; 3] = [4, 8, 8];
+const PRINTED: &[i64] = &[4, 8, 8];
+/// Bytes of what `__assertfail` takes: message, file, line, function, and the bytes of a character.
+const ASSERTED: &[i64] = &[8, 8, 4, 8, 8];
 
 /// Offsets one behind the other.
 pub(crate) fn place(at: &mut u64, size: u64, align: u64) -> u64 {
@@ -487,14 +489,14 @@ impl<'a> Inliner<'a> {
         let mut steps = std::mem::take(&mut self.code.steps);
         for step in &mut steps {
             let Step::Instr(instr) = step else { continue };
-            if !matches!(instr.opcode(), "argument" | "print") {
-                continue;
-            }
-            let sizes = match instr.modifiers().filter_map(Ty::parse).last() {
-                Some(ty) => [ty.bytes() as i64; 3],
-                None => PRINTED,
+            let one = [instr.modifiers().filter_map(Ty::parse).last().map_or(0, |ty| ty.bytes() as i64); 2];
+            let sizes = match instr.opcode() {
+                "argument" => &one,
+                "print" => PRINTED,
+                "assert" => ASSERTED,
+                _ => continue,
             };
-            for (operand, size) in instr.operands.iter_mut().zip(sizes) {
+            for (operand, &size) in instr.operands.iter_mut().zip(sizes) {
                 let Operand::Argument(slot, first) = *operand else { continue };
                 let (mut at, mut parts) = (first, Vec::new());
                 while at < first + size {
@@ -522,19 +524,23 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
-    /// A call of `vprintf`, whose operands are what it gives, the format, and where its arguments are.
-    fn print(
+    /// A call of a function of CUDA's device runtime as an instruction: its operands are the parameters that the call returns and passes.
+    fn runtime_call(
         &mut self,
         frame: &Frame<'a>,
         instr: &'a Instr,
+        (code, sizes): (&str, &[i64]),
         passed: Vec<Operand>,
         guard: Option<Guard>,
     ) -> Result<()> {
-        if passed.len() != PRINTED.len() {
-            return Err(Error::syntax(0, "vprintf takes and gives other parameters"));
+        if passed.len() != sizes.len() {
+            return Err(Error::syntax(
+                0,
+                format!("the call has {} parameters, not {}", sizes.len(), passed.len()),
+            ));
         }
         let mut operands = Vec::new();
-        for (passed, size) in passed.iter().zip(PRINTED) {
+        for (passed, &size) in passed.iter().zip(sizes) {
             let Operand::Variable(at) = *passed else {
                 return Err(Error::unsupported(0, "a call that passes registers"));
             };
@@ -544,7 +550,7 @@ impl<'a> Inliner<'a> {
             self.slots[slot as usize].extend([0, size]);
             operands.push(Operand::Argument(slot, 0));
         }
-        self.push(instr.line, Step::Instr(Instr { code: "print".into(), operands, guard, ..instr.clone() }))
+        self.push(instr.line, Step::Instr(Instr { code: code.into(), operands, guard, ..instr.clone() }))
     }
 
     fn call(&mut self, frame: &Frame<'a>, instr: &'a Instr, guard: Option<Guard>) -> Result<()> {
@@ -560,13 +566,13 @@ impl<'a> Inliner<'a> {
         let Some(declared) = self.ast.function(name) else {
             return Err(Error::at(0, ErrorKind::Unknown(name.to_string())));
         };
-        if &**name == "__assertfail" && declared.at.is_none() {
-            let code = "trap".into();
-            return self
-                .push(instr.line, Step::Instr(Instr { code, operands: Vec::new(), guard, ..instr.clone() }));
-        }
-        if &**name == "vprintf" && declared.at.is_none() {
-            return self.print(frame, instr, [returns, arguments].concat(), guard);
+        let runtime = match &**name {
+            "__assertfail" => Some(("assert", ASSERTED)),
+            "vprintf" => Some(("print", PRINTED)),
+            _ => None,
+        };
+        if let (Some(runtime), None) = (runtime, declared.at) {
+            return self.runtime_call(frame, instr, runtime, [returns, arguments].concat(), guard);
         }
         let callee = self.callee(name)?;
         if callee.entry {

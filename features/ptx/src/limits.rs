@@ -48,8 +48,8 @@ pub const MAX_LIVE_VISITS: usize = 64;
 pub const MAX_LIVE_BITS: usize = 1 << 28;
 /// Regions within regions.
 pub const MAX_DEPTH: usize = vm_ir::limits::MAX_DEPTH - 2;
-/// Bytes of a kernel's parameters.
-pub const MAX_PARAMETER_BYTES: u64 = 4352;
+/// Bytes of a kernel's parameters: CUDA's limit since 12.1, on devices from Volta on.
+pub const MAX_PARAMETER_BYTES: u64 = 32_764;
 /// Bytes of local memory of a thread.
 pub const MAX_LOCAL: u64 = 16 << 10;
 /// Entries of a fat binary.

@@ -17,6 +17,7 @@ const NO_RESULT: &[&str] = &[
     "prefetchu",
     "nanosleep",
     "trap",
+    "assert",
     "discard",
     "brkpt",
     "pmevent",

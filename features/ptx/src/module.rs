@@ -38,6 +38,8 @@ pub struct Variable {
     pub name: String,
     /// Global or const.
     pub space: Space,
+    /// Whether the host accesses it too: `__managed__`.
+    pub managed: bool,
     /// Where in the range.
     pub offset: u64,
     /// Its bytes.
@@ -68,6 +70,8 @@ pub struct Signature {
     pub parameters: Vec<Parameter>,
     /// Bytes of all, as one block.
     pub size: u64,
+    /// The most threads of a block, where `.maxntid` or `.reqntid` says that.
+    pub max_threads: Option<u32>,
     /// What the kernel of the IR takes behind its memory and two addresses: each a part of the block.
     pub scalars: Vec<Word>,
 }
@@ -104,7 +108,7 @@ impl Signature {
     }
 
     fn of(function: &Function) -> Result<Signature> {
-        let mut signature = Signature::default();
+        let mut signature = Signature { max_threads: function.max_threads, ..Signature::default() };
         for (variable, offset) in
             function.variables[function.param_range()].iter().zip(parameter_offsets(function)?)
         {
@@ -125,7 +129,7 @@ impl Signature {
             }
         }
         // As many as a kernel of the IR has room for; the others are read from memory.
-        signature.scalars.truncate(MAX_PARAMS - 5);
+        signature.scalars.truncate(MAX_PARAMS - 6);
         Ok(signature)
     }
 }
@@ -135,13 +139,18 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// The first thing that is no PTX, that is above a [cap](crate::limits), or that isn't supported wherever it stands. Of what is in
-    /// the functions of a [long text](MAX_EAGER), it is told by [`Module::translate`].
+    /// Returns the first syntax error, and the first [cap](crate::limits) that is exceeded or construct that is not supported outside of
+    /// functions. [`Module::translate`] reports those inside the functions that a kernel needs, so one such function does not refuse the other
+    /// kernels. It also reports the syntax errors in functions of a [long text](MAX_EAGER).
     pub fn parse(text: &str) -> Result<Module> {
         let ast = parse(text)?;
         if text.len() <= MAX_EAGER {
             for declared in ast.functions.iter().filter(|declared| declared.at.is_some()) {
-                parse::function(text, declared)?;
+                if let Err(error) = parse::function(text, declared)
+                    && !error.is_of_function()
+                {
+                    return Err(error);
+                }
             }
         }
         let data = layout(&ast)?;
@@ -222,6 +231,7 @@ fn layout(ast: &Ast) -> Result<Data> {
         data.variables.push(Variable {
             name: variable.name.to_string(),
             space: variable.space,
+            managed: variable.managed,
             offset,
             size: variable.size,
             bytes: variable.bytes.clone(),

@@ -9,6 +9,9 @@
 pub const HEAD: u64 = 64;
 /// The most bytes of arguments: those of 32.
 pub const MAX_ARGUMENTS: u64 = 256;
+/// The format of a record of an assertion that failed. Its arguments are the addresses of the message, the file and the function, the line, and the
+/// indices of the block and of the thread.
+pub(crate) const ASSERTION: u64 = u64::MAX;
 /// The most characters that a width or a precision adds.
 const MAX_WIDTH: usize = 1024;
 
@@ -389,6 +392,25 @@ pub struct Record {
     pub format: u64,
     /// The block of its arguments.
     pub arguments: Vec<u8>,
+}
+
+impl Record {
+    /// Returns what CUDA prints of an assertion that failed, or `None` if the record is of `printf`; `string` has what is at an address, without its NUL.
+    pub fn assertion(&self, string: impl Fn(u64) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+        let words: Vec<u64> =
+            self.arguments.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let (&[message, file, function, line, ref indices @ ..], ASSERTION) = (&words[..], self.format)
+        else {
+            return None;
+        };
+        let &[bx, by, bz, x, y, z] = indices else { return None };
+        let [message, file, function] = [message, file, function]
+            .map(|at| String::from_utf8_lossy(&string(at).unwrap_or_default()).into_owned());
+        let text = format!(
+            "{file}:{line}: {function}: block: [{bx},{by},{bz}], thread: [{x},{y},{z}] Assertion `{message}` failed.\n"
+        );
+        Some(text.into_bytes())
+    }
 }
 
 /// Returns the records of a ring, the oldest first. A ring that overflowed has the newest ones. Records are read lazily.

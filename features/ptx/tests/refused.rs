@@ -149,6 +149,25 @@ fn modules() {
     refused(".version 8.0\n.entry k() { add.s32 %r1; ", "line 2");
     refused(".version 8.0\n.global .b8 x[99999999999999];", "more than 4294967296 bytes of variables");
     refused(".version 8.0\n.global .align 8 .u64 x[1] = { generic(y) };", "the address of y");
-    let deep = format!(".version 8.0\n.entry k() {{ {} {} }}", "{".repeat(1000), "}".repeat(1000));
-    refused(&deep, "more than 64 blocks in blocks");
+}
+
+#[test]
+fn an_unsupported_function_does_not_refuse_its_module() {
+    let deep = format!("{} {}", "{".repeat(1000), "}".repeat(1000));
+    let many = "add.s32 %r1, %r1, %r1; ".repeat(10) + "add" + &".x".repeat(200) + " %r1;";
+    for (head, body, words) in [
+        ("", deep.as_str(), "line 1: the module has more than 64 blocks in blocks"),
+        ("", &many, "line 1: the module has more than 256 letters in an instruction's code"),
+        ("", ".branchtargets 3;", "line 1: .branchtargets is not supported"),
+        ("", ".reg .v2 .b32 %v;", "line 1: a register of several lanes is not supported"),
+        (".explicitcluster .reqnctapercluster 2, 1, 1", "", "line 1: .explicitcluster is not supported"),
+    ] {
+        let text =
+            format!(".version 8.0 .entry k() {head} {{ .reg .b32 %r<2>; {body} }} .entry fine() {{ ret; }}");
+        let module = Module::parse(&text).unwrap();
+        assert_eq!(module.kernels().collect::<Vec<_>>(), ["k", "fine"]);
+        let options = Options { block: [64, 1, 1], dynamic_shared: 0, data: 0 };
+        assert_eq!(module.translate("k", &options).unwrap_err().to_string(), words);
+        module.translate("fine", &options).unwrap();
+    }
 }

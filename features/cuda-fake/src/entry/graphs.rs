@@ -198,12 +198,17 @@ fn add(
     give(node, || graph::add(hGraph, list(behind, count)?, task()?))
 }
 
-/// The structure of a node's kernel.
-fn kernel_of(node: u64) -> Result<KernelNode> {
+/// The structure of a node's kernel: a kernel of a library is no function, and stands in the member of its own.
+fn kernel_of(node: u64) -> Result<KernelNode2> {
     let Task::Kernel(launch) = graph::task(node)? else { return Err(Error::InvalidValue) };
     let (grid, block, shared) = (launch.grid, launch.block, launch.shared);
     let parameters = graph::pointers(node)?;
-    Ok(KernelNode { function: launch.function, grid, block, shared, parameters, extra: std::ptr::null() })
+    let (function, kernel) = match state::lock().is_of_library(launch.function) {
+        true => (0, launch.function),
+        false => (launch.function, 0),
+    };
+    let first = KernelNode { function, grid, block, shared, parameters, extra: std::ptr::null() };
+    Ok(KernelNode2 { first, kernel, context: 0 })
 }
 
 fn event_of(node: u64, records: bool) -> Result<u64> {
@@ -348,10 +353,14 @@ api! {
     }
     10000 fn cuGraphNodeGetType(node: u64, kind: Out<i32>) { give(kind, || Ok(graph::task(node)?.kind())) }
     10000 fn cuGraphDestroyNode(node: u64) { graph::destroy_node(node) }
-    10000 fn cuGraphKernelNodeGetParams(node: u64, params: Out<KernelNode>) { give(params, || kernel_of(node)) }
-    12000 fn cuGraphKernelNodeGetParams_v2(node: u64, params: Out<KernelNode2>) {
-        give(params, || Ok(KernelNode2 { first: kernel_of(node)?, kernel: 0, context: 0 }))
+    10000 fn cuGraphKernelNodeGetParams(node: u64, params: Out<KernelNode>) {
+        give(params, || {
+            let KernelNode2 { first, kernel, .. } = kernel_of(node)?;
+            let function = if kernel == 0 { first.function } else { crate::library::function(kernel)? };
+            Ok(KernelNode { function, ..first })
+        })
     }
+    12000 fn cuGraphKernelNodeGetParams_v2(node: u64, params: Out<KernelNode2>) { give(params, || kernel_of(node)) }
     10000 fn cuGraphKernelNodeSetParams(node: u64, params: *const KernelNode) { graph::set(node, kernel_at(params)?) }
     12000 fn cuGraphKernelNodeSetParams_v2(node: u64, params: *const KernelNode2) {
         graph::set(node, kernel(read(params)?)?)

@@ -125,7 +125,7 @@ api! {
             if properties.handle_types != 0 {
                 return Err(Error::NotSupported);
             }
-            pool::create(properties.location.id)
+            pool::create(properties.location.id, properties.max_size)
         })
     }
     11020 fn cuMemPoolDestroy(pool: u64) { pool::destroy(pool) }

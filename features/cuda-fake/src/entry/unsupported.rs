@@ -48,7 +48,7 @@ unsupported! {
     12040 cuGreenCtxGetDevResource, 12090 cuGreenCtxGetId, 12040 cuGreenCtxRecordEvent,
     12050 cuGreenCtxStreamCreate, 12040 cuGreenCtxWaitEvent, 10000 cuImportExternalMemory,
     10000 cuImportExternalSemaphore, 2000 cuLaunch, 9000 cuLaunchCooperativeKernelMultiDevice,
-    2000 cuLaunchGrid, 2000 cuLaunchGridAsync,     12000 cuLibraryGetManaged,
+    2000 cuLaunchGrid, 2000 cuLaunchGridAsync,
     12000 cuLibraryGetUnifiedFunction,         12060 cuMemBatchDecompressAsync / cuMemBatchDecompressAsync_ptsz,
     13000 cuMemDiscardAndPrefetchBatchAsync / cuMemDiscardAndPrefetchBatchAsync_ptsz,
     13000 cuMemDiscardBatchAsync / cuMemDiscardBatchAsync_ptsz, 13000 cuMemGetDefaultMemPool,

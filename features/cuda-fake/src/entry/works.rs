@@ -135,8 +135,11 @@ api! {
         library: Out<u64>, image: u64, options: *const i32, values: *const *const c_void, count: u32,
         kinds: Unused, more: Unused, many: u32
     ) {
-        let _ = (kinds, more, many);
-        give(library, || logged(image::at(image).map_err(Refusal::from).and_then(library::load), count, options, values))
+        let _ = (kinds, more);
+        // The runtime loads the image of its program with an option of libraries.
+        let is_runtimes = many > 0 && image::is_wrapped(image);
+        let image = || image::at(image).map_err(Refusal::from);
+        give(library, || logged(image().and_then(|image| library::load(image, is_runtimes)), count, options, values))
     }
     12000 fn cuLibraryLoadFromFile(
         library: Out<u64>, path: *const c_char, options: *const i32, values: *const *const c_void, count: u32,
@@ -144,10 +147,16 @@ api! {
     ) {
         let _ = (kinds, more, many);
         let image = module::file(path)?;
-        give(library, || logged(library::load(image), count, options, values))
+        give(library, || logged(library::load(image, false), count, options, values))
     }
     12000 fn cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: u64, name: *const c_char) {
         let (at, size) = module::global(library::module(library)?, name)?;
+        put(dptr, at);
+        put(bytes, size);
+        Ok(())
+    }
+    12000 fn cuLibraryGetManaged(dptr: Out<u64>, bytes: Out<usize>, library: u64, name: *const c_char) {
+        let (at, size) = library::managed(library, name)?;
         put(dptr, at);
         put(bytes, size);
         Ok(())

@@ -58,6 +58,8 @@ pub(super) fn deep<T: Send>(does: impl FnOnce() -> T + Send) -> Result<T> {
 pub(super) enum Failure {
     /// Memory that is not there was touched.
     Fault(u64),
+    /// A thread trapped.
+    Trap,
     /// It took too long.
     Late,
     /// It could not run, for this reason.
@@ -71,6 +73,7 @@ pub(super) struct Compiled {
     signature: Signature,
     parameters_in_memory: bool,
     prints: bool,
+    traps: bool,
 }
 
 impl Compiled {
@@ -81,8 +84,8 @@ impl Compiled {
             machine.compiler.compile_module(&translated.module).map_err(|error| error.to_string())?;
         let artifact = compiled.first().ok_or("it was compiled to nothing")?.artifact().clone();
         let kernel = machine.accelerator.load(&artifact).map_err(|error| error.to_string())?;
-        let Translated { signature, parameters_in_memory, prints, .. } = translated;
-        Ok(Self { artifact, kernel, signature, parameters_in_memory, prints })
+        let Translated { signature, parameters_in_memory, prints, traps, .. } = translated;
+        Ok(Self { artifact, kernel, signature, parameters_in_memory, prints, traps })
     }
 
     /// Must the block of parameters be in the arena?
@@ -100,7 +103,8 @@ impl Compiled {
     }
 
     /// Runs a grid with this block of parameters, which is at this address too where it must be, with the arena as its memory, and waits for its end.
-    /// What it prints goes to the ring.
+    /// What it prints goes to the ring. A kernel that traps writes to the page `trap`.
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn launch(
         &self,
         grid: [u32; 3],
@@ -108,6 +112,7 @@ impl Compiled {
         block: Option<u64>,
         ring: Option<&Ring>,
         arena: &Range<u64>,
+        trap: &Range<u64>,
         timer: &Timer,
     ) -> Result<(), Failure> {
         let other = |error: vm_accel::Error| Failure::Other(error.to_string());
@@ -116,7 +121,7 @@ impl Compiled {
         // SAFETY: the arena is reserved as long as the process is, what is behind it the program has registered for kernels, and neither is freed by this
         // value; where no memory is in it, accesses fault, which `run_within` is told.
         let memory = unsafe { Memory::from_raw(MemoryKind::Device, arena.start, 0, len) };
-        let flag = timer.0.as_ptr() as u64;
+        let flag = timer.stop.as_ptr() as u64;
         // SAFETY: the flag is the timer's, which outlives the launch, and is reached as an atomic only.
         let flag = unsafe { Memory::from_raw(MemoryKind::Pinned, flag, flag, 4) };
         let scalars = self.signature.scalars.iter().zip(self.signature.arguments(parameters));
@@ -128,13 +133,15 @@ impl Compiled {
             QueueArgument::Scalar(Scalar::from_bits(block.map_or(0, |block| block - arena.start), 8)),
         ];
         let ring = ring.map(|ring| [ring.address() - arena.start, ring.mask()]);
-        let ring = ring.into_iter().flatten().map(|bits| QueueArgument::Scalar(Scalar::from_bits(bits, 8)));
+        let ring = ring.into_iter().flatten().chain(self.traps.then(|| trap.start - arena.start));
+        let ring = ring.map(|bits| QueueArgument::Scalar(Scalar::from_bits(bits, 8)));
         let mut arguments =
             Arguments::new(&self.artifact, first.into_iter().chain(scalars).chain(ring)).map_err(other)?;
         arguments.guard(&self.artifact, flag.region(), FUEL).map_err(other)?;
         // SAFETY: the memory that the arguments name is the arena, of which pages may be missing, and the flag, which is set.
         let ran = unsafe { machine.accelerator.run_within(&self.kernel, Grid(grid), &arguments, arena) };
         match ran.map_err(other)? {
+            Some(at) if trap.contains(&at) => Err(Failure::Trap),
             Some(at) => Err(Failure::Fault(at)),
             None if timer.is_late() => Err(Failure::Late),
             None => Ok(()),
@@ -177,28 +184,33 @@ impl Timers {
 }
 
 /// The time limit of a launch and of collecting its output. Stops the launch at the limit.
-pub(super) struct Timer(Arc<AtomicU32>);
+pub(super) struct Timer {
+    /// The cancel flag, which a fault sets too.
+    stop: Arc<AtomicU32>,
+    end: Instant,
+}
 
 impl Timer {
     pub(super) fn start() -> Self {
         let stop = Arc::new(AtomicU32::new(0));
+        let end = Instant::now() + state::config().kernel_time;
         let mut running = lock(&TIMERS.running);
-        running.push((Instant::now() + state::config().kernel_time, Arc::clone(&stop)));
+        running.push((end, Arc::clone(&stop)));
         // The thread is awake before the end of those that run already.
         if running.len() == 1 {
             TIMERS.changed.notify_one();
         }
-        Self(stop)
+        Self { stop, end }
     }
 
     /// Returns whether the limit has passed.
     pub(super) fn is_late(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+        Instant::now() >= self.end
     }
 }
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        lock(&TIMERS.running).retain(|(_, stop)| !Arc::ptr_eq(stop, &self.0));
+        lock(&TIMERS.running).retain(|(_, stop)| !Arc::ptr_eq(stop, &self.stop));
     }
 }

@@ -120,6 +120,15 @@ impl module::Program for Shared {
         Some((variable.offset, variable.size))
     }
 
+    fn is_managed(&self, offset: u64) -> bool {
+        let mut variables = self.0.module.data().variables.iter();
+        variables.any(|v| v.managed && (v.offset..v.offset + v.size).contains(&offset))
+    }
+
+    fn has_managed(&self) -> bool {
+        self.0.module.data().variables.iter().any(|variable| variable.managed)
+    }
+
     fn contents(&self, address: u64) -> Vec<(u64, Vec<u8>)> {
         self.0.module.data().at(address)
     }
@@ -148,6 +157,10 @@ impl module::Kernel for Kernel {
         }
     }
 
+    fn max_threads(&self) -> u32 {
+        self.signature.max_threads.unwrap_or(1024)
+    }
+
     /// They run one behind the other.
     fn cooperates(&self) -> bool {
         false
@@ -165,7 +178,8 @@ impl module::Kernel for Kernel {
         let options = Options { block, dynamic_shared: shared, data };
         let refused = |error: Error, reason: String| {
             tell(&format!("kernel {}: {reason}", self.name));
-            error
+            // The image was loaded: the error is this kernel's alone.
+            if error == Error::NoBinaryForGpu { Error::NotSupported } else { error }
         };
         let translate = || {
             let translated = self.program.module.translate(&self.name, &options);
@@ -186,7 +200,7 @@ impl Run for Compiled {
         grid: [u32; 3],
         parameters: &[u8],
     ) -> (MutexGuard<'static, State>, Result) {
-        let arena = state.kernels_range();
+        let (arena, trap) = (state.kernels_range(), state.arena.trap());
         let block = match self.parameters_in_memory() {
             true => state.place(context, parameters).map(Some),
             false => Ok(None),
@@ -203,13 +217,14 @@ impl Run for Compiled {
         };
         drop(state);
         let timer = Timer::start();
-        let launched = self.launch(grid, parameters, block, ring.as_ref(), &arena, &timer);
+        let launched = self.launch(grid, parameters, block, ring.as_ref(), &arena, &trap, &timer);
         let result = launched.map_err(|failure| match failure {
             Failure::Fault(at) => {
                 let place = if arena.contains(&at) { format!("{at:#x}") } else { "an address".to_owned() };
                 tell(&format!("kernel {} touched {place}, where no memory of the device is", self.name()));
                 Error::IllegalAddress
             }
+            Failure::Trap => Error::LaunchFailed,
             Failure::Late => Error::LaunchTimeout,
             Failure::Other(reason) => {
                 tell(&format!("kernel {}: {reason}", self.name()));
@@ -217,14 +232,18 @@ impl Run for Compiled {
             }
         });
         let printed = match ring {
-            Some(ring) if timer.is_late() => ring.release(),
+            Some(ring) if timer.is_late() => ring.release().map(|()| false),
             Some(ring) => ring.collect(context, || timer.is_late()),
-            None => Ok(()),
+            None => Ok(false),
         };
         drop(timer);
         state = state::lock();
         let released = block.map_or(Ok(()), |block| state.release(block));
-        (state, result.and(released).and(printed))
+        let result = match (result, &printed) {
+            (Err(Error::LaunchFailed), Ok(true)) => Err(Error::Assert),
+            (result, _) => result,
+        };
+        (state, result.and(released).and(printed.map(drop)))
     }
 }
 
@@ -232,9 +251,12 @@ impl State {
     /// Puts a block of parameters into a context's memory.
     fn place(&mut self, context: u64, parameters: &[u8]) -> Result<u64> {
         let device = self.contexts.get(&context).ok_or(Error::InvalidContext)?.device;
-        let len = parameters.len().max(1);
+        // With the word and the workspace of cooperative launches.
+        let len = parameters.len().next_multiple_of(8) + 8 + 64;
         let at = self.allocate(device, context, len as u64, true, |offset| Kind::Data { offset })?;
-        self.reach(at, len, By::Copy(context), 3, false).ok_or(Error::IllegalAddress)?.write(parameters);
+        self.reach(at, parameters.len(), By::Copy(context), 3, false)
+            .ok_or(Error::IllegalAddress)?
+            .write(parameters);
         Ok(at)
     }
 }

@@ -9,6 +9,7 @@ use crate::{
 };
 use std::{
     collections::VecDeque,
+    io::Write,
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -113,13 +114,15 @@ impl Ring {
         self.size as u64 - 1
     }
 
-    /// Formats the records that a kernel left, and releases the ring. Locks the driver for short reads only.
+    /// Formats the records that a kernel left, prints those of failed assertions on standard error, and releases the ring. Locks the driver for short
+    /// reads only. Returns whether an assertion failed.
     ///
     /// # Errors
     /// `LaunchTimeout` once `is_late`; then nothing is printed.
-    pub(super) fn collect(self, context: u64, is_late: impl Fn() -> bool) -> Result {
+    pub(super) fn collect(self, context: u64, is_late: impl Fn() -> bool) -> Result<bool> {
         let collected = self.put_aside(context, is_late);
-        collected.and(self.release())
+        let released = self.release();
+        collected.and_then(|failed| released.map(|()| failed))
     }
 
     /// Releases the ring.
@@ -127,21 +130,26 @@ impl Ring {
         state::lock().release(self.at)
     }
 
-    fn put_aside(&self, context: u64, is_late: impl Fn() -> bool) -> Result {
+    fn put_aside(&self, context: u64, is_late: impl Fn() -> bool) -> Result<bool> {
         let read =
             |at: u64, len: usize| Some(state::lock().reach(at, len, By::Copy(context), 1, false)?.bytes());
         let head = read(self.at, 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
         if head == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let mut bytes = Vec::with_capacity(self.size);
         while bytes.len() < self.size {
             let part = read(self.at + HEAD + bytes.len() as u64, PART.min(self.size - bytes.len()));
             bytes.extend(part.ok_or(Error::IllegalAddress)?);
         }
-        let text = |record: &Record| {
-            let string = |at| state::lock().string(context, at);
-            format(&string(record.format).unwrap_or_default(), &record.arguments, TEXT, string)
+        let string = |at| state::lock().string(context, at);
+        let mut assertions = Vec::new();
+        let text = |record: &Record| match record.assertion(string) {
+            Some(text) => {
+                assertions.push(text);
+                Vec::new()
+            }
+            None => format(&string(record.format).unwrap_or_default(), &record.arguments, TEXT, string),
         };
         let newest = newest(records(head, &bytes), self.size, text, is_late).ok_or(Error::LaunchTimeout)?;
         let mut waiting = lock(&WAITING);
@@ -149,7 +157,10 @@ impl Ring {
             waiting.push(&text, counts, self.size);
         }
         ANY.store(true, Ordering::Release);
-        Ok(())
+        drop(waiting);
+        // The oldest first. The reader of standard error may be gone.
+        let _ = std::io::stderr().write_all(&assertions.iter().rev().flatten().copied().collect::<Vec<_>>());
+        Ok(!assertions.is_empty())
     }
 }
 

@@ -53,6 +53,8 @@ impl<'t> Parser<'t> {
             registers: Vec::new(),
             body: None,
             required: None,
+            max_threads: None,
+            unsupported: None,
         };
         if self.is(b'(') {
             self.parameters(&mut function, &mut names)?;
@@ -68,6 +70,7 @@ impl<'t> Parser<'t> {
             match self.next.token {
                 Token::Dot("maxntid" | "reqntid" | "minnctapersm" | "maxnctapersm" | "maxnreg") => {
                     let required = self.next.token == Token::Dot("reqntid");
+                    let bounds = required || self.next.token == Token::Dot("maxntid");
                     self.advance()?;
                     let mut sizes = [1u32; 3];
                     for (i, size) in sizes.iter_mut().enumerate() {
@@ -80,12 +83,22 @@ impl<'t> Parser<'t> {
                     if required {
                         function.required = Some(sizes);
                     }
+                    if bounds {
+                        function.max_threads =
+                            Some(sizes.iter().fold(1u32, |all, size| all.saturating_mul(*size)).min(1024));
+                    }
                 }
                 Token::Dot("noreturn" | "blocksareclusters") => {
                     self.advance()?;
                 }
                 Token::Dot("pragma") => self.skip_to_semicolon()?,
-                Token::Dot(word) => return Err(Error::unsupported(line, format!(".{word}"))),
+                Token::Dot(word) => {
+                    function.unsupported = Some(Error::unsupported(line, format!(".{word}")));
+                    while !matches!(self.next.token, Token::Sign(b'{' | b';') | Token::End) {
+                        self.advance()?;
+                    }
+                    break;
+                }
                 _ => break,
             }
         }

@@ -20,7 +20,7 @@ pub(crate) fn parse(text: &str) -> Result<Ast> {
     }
     let mut lexer = Lexer::new(text);
     let next = lexer.next()?;
-    let mut parser = Parser { lexer, next, instructions: 0, last: 0 };
+    let mut parser = Parser { lexer, next, instructions: 0, managed: false, last: 0 };
     parser.module()
 }
 
@@ -29,8 +29,11 @@ pub(crate) fn function(text: &str, declared: &Declared) -> Result<Function> {
     let mut lexer = Lexer::new(text);
     lexer.skip_to(declared.at.unwrap_or(text.len()), declared.head.line);
     let next = lexer.next()?;
-    let mut parser = Parser { lexer, next, instructions: 0, last: 0 };
+    let mut parser = Parser { lexer, next, instructions: 0, managed: false, last: 0 };
     let (mut function, mut names) = parser.head(declared.head.entry)?;
+    if let Some(error) = function.unsupported {
+        return Err(error);
+    }
     parser.expect(b'{')?;
     function.body = Some(parser.body(&mut function, &mut names)?);
     Ok(function)
@@ -40,6 +43,8 @@ struct Parser<'t> {
     lexer: Lexer<'t>,
     next: Spanned<'t>,
     instructions: usize,
+    /// Whether the variable at hand has the attribute `.managed`.
+    managed: bool,
     /// Where the last token ended.
     last: usize,
 }

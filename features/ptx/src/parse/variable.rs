@@ -45,6 +45,7 @@ impl<'t> Parser<'t> {
     /// Type, lanes and alignment.
     pub(super) fn of_variable(&mut self) -> Result<(Ty, u64, Option<u64>)> {
         let (mut lanes, mut align) = (1, None);
+        self.managed = false;
         loop {
             let Token::Dot(word) = self.next.token else { return Err(self.unexpected("a type")) };
             let line = self.line();
@@ -63,8 +64,10 @@ impl<'t> Parser<'t> {
                 "attribute" => {
                     self.expect(b'(')?;
                     while !self.accept(b')')? {
-                        if self.advance()?.token == Token::End {
-                            return Err(self.unexpected("\")\""));
+                        match self.advance()?.token {
+                            Token::Dot("managed") => self.managed = true,
+                            Token::End => return Err(self.unexpected("\")\"")),
+                            _ => {}
                         }
                     }
                 }
@@ -124,6 +127,7 @@ impl<'t> Parser<'t> {
             size,
             align: align.unwrap_or(element.next_power_of_two()),
             unsized_array,
+            managed: self.managed,
             register: None,
             bytes: Vec::new(),
             pointers: Vec::new(),

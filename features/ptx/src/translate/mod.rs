@@ -51,6 +51,8 @@ pub struct Options {
 /// `%parameters: i64`, where in the memory the block of parameters is, if it [must be there](Translated::parameters_in_memory); and
 /// [the scalars](Signature::scalars) of the signature. One that [prints](Translated::prints) takes `%ring: i64` behind them, where in the memory a
 /// [ring](crate::print) is that nothing else is put into, at a multiple of 8, and `%ring_mask: i64`, one less than its size, which is a power of two.
+/// One that [traps](Translated::traps) takes `%trap: i64` behind them, an index into the memory that a thread writes 8 bytes to when it traps: where
+/// nothing is mapped there, the fault ends the launch.
 #[derive(Clone, Debug)]
 pub struct Translated {
     /// The kernel, alone in a module.
@@ -58,10 +60,13 @@ pub struct Translated {
     /// What it takes.
     pub signature: Signature,
     /// Must the block of parameters be in the memory too, at a multiple of 16? So it is where there are many, and where their
-    /// addresses are computed. Else `%parameters` is any number.
+    /// addresses are computed. Else `%parameters` is any number. From the next multiple of 8 on, a word follows that is 0 unless the launch is
+    /// cooperative, and 64 bytes of zeros, the workspace of the grid's barrier.
     pub parameters_in_memory: bool,
-    /// Does it print?
+    /// Whether it has `printf` or `assert`, and so needs a ring.
     pub prints: bool,
+    /// Whether it has `trap` or `assert`.
+    pub traps: bool,
     /// Bytes of shared memory of a block, those included whose size the launch says.
     pub shared: u64,
     /// Bytes of local memory of a thread.
@@ -225,9 +230,13 @@ impl Prepared<'_> {
         let scalars = signature.scalars.iter().enumerate();
         let words =
             scalars.map(|(i, word)| (*word, k.scalar(&format!("p{i}"), word.scalar.into()))).collect();
-        let prints =
-            self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(|instr| instr.opcode() == "print");
+        let has = |codes: [&str; 2]| {
+            let mut instrs = self.cfg.blocks.iter().flat_map(|block| &block.instrs);
+            instrs.any(|instr| codes.contains(&instr.opcode()))
+        };
+        let (prints, traps) = (has(["print", "assert"]), has(["trap", "assert"]));
         let ring = prints.then(|| [k.scalar("ring", Type::I64), k.scalar("ring_mask", Type::I64)]);
+        let trap = traps.then(|| k.scalar("trap", Type::I64));
         // As much as the widest access needs, so that there is room for each.
         let bytes = |bytes: u64| bytes.next_multiple_of(16).max(16) as u32;
         let shared = (self.shared > 0).then(|| k.shared("shared", Scalar::I8, &[bytes(self.shared)]));
@@ -246,11 +255,13 @@ impl Prepared<'_> {
             spaces: &self.spaces,
             texts: &self.texts,
             ring,
+            trap,
             local_bytes: self.local,
             memory,
             base,
             block: parameters,
             block_used: Cell::new(false),
+            parameter_bytes: signature.size,
             words,
             shared,
             local,
@@ -285,6 +296,7 @@ impl Prepared<'_> {
             signature: signature.clone(),
             parameters_in_memory: cx.block_used.get(),
             prints,
+            traps,
             shared: self.shared,
             local: self.local,
         })
@@ -309,12 +321,16 @@ struct Cx<'a, 'b> {
     texts: &'a BTreeMap<u64, &'a [u8]>,
     /// Where what is to be printed goes.
     ring: Option<[Val<'b>; 2]>,
+    /// Where a thread that traps writes.
+    trap: Option<Val<'b>>,
     local_bytes: u64,
     memory: PlaceRef<'b>,
     base: Val<'b>,
     /// Where the block of parameters is in the memory, and whether anything asks for it.
     block: Val<'b>,
     block_used: Cell<bool>,
+    /// Bytes of the block of parameters.
+    parameter_bytes: u64,
     words: Vec<(Word, Val<'b>)>,
     shared: Option<PlaceRef<'b>>,
     local: Option<PlaceRef<'b>>,

@@ -154,9 +154,10 @@ const TABLE: &[Row] = &[
     },
     Row {
         codes: &["trap"],
-        forms: "an endless loop, which the launch's limits stop; so is a failed assertion",
-        translate: warp::trap,
+        forms: "an access to an address that the launch passes, then an endless loop",
+        translate: print::trap,
     },
+    Row { codes: &["assert"], forms: "", translate: print::assertion },
     Row { codes: &["print"], forms: "", translate: print::print },
     Row { codes: &["createpolicy"], forms: "all; nothing comes of it", translate: memory::policy },
     Row {

@@ -256,6 +256,16 @@ impl<'b> Cx<'_, 'b> {
         self.learn(index, Fact::LocalIndex)
     }
 
+    /// The address of the workspace of a cooperative launch, and 0 in others. It is behind a word behind the block of parameters, which says
+    /// whether the launch is cooperative.
+    fn grid_workspace(&self) -> Val<'b> {
+        self.block_used.set(true);
+        let at = self.block + self.k.i64(self.parameter_bytes.next_multiple_of(8) as i64);
+        let cooperative = self.memory.at([at]).typed(Scalar::I64).load();
+        let workspace = self.base + at + 8;
+        cooperative.ne(0).select(workspace, self.k.i64(0))
+    }
+
     fn special(&self, name: &str) -> Result<Val<'b>> {
         let k = self.k;
         let threads: u32 = self.threads.iter().product();
@@ -295,6 +305,8 @@ impl<'b> Cx<'_, 'b> {
             "lanemask_gt" => !((k.i32(2) << k.lane_id()) - 1),
             "lanemask_ge" => !((k.i32(1) << k.lane_id()) - 1),
             "dynamic_smem_size" => k.i32(self.dynamic_bytes as i32),
+            "envreg1" => self.grid_workspace().shr_u(32i64).to(Scalar::I32),
+            "envreg2" => self.grid_workspace().to(Scalar::I32),
             "total_smem_size" | "aggr_smem_size" => k.i32(self.shared_bytes as i32),
             _ => return Err(self.unsupported(format!("%{name}"))),
         })

@@ -289,9 +289,3 @@ pub(super) fn matching(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) ->
         one => cx.set(one, mask, false),
     }
 }
-
-/// The thread goes no further, and so its launch does not end: what limits the launch stops it, which is an error.
-pub(super) fn trap(cx: &Cx<'_, '_>, _: &Instr, _: &mut Modifiers<'_>) -> Result<()> {
-    cx.k.while_((), |()| cx.k.bool(true), |()| ());
-    Ok(())
-}

@@ -225,6 +225,9 @@ impl Program {
         scalars.insert(0, block);
         let ring = translated.prints.then(|| self.put(&vec![0u8; HEAD as usize + RING]));
         scalars.extend(ring.into_iter().flat_map(|ring| [ring - BASE, RING as u64 - 1]));
+        // A trap writes to memory, so that its endless loop ends the launch.
+        let trap = translated.traps.then(|| self.put(&[0u64]) - BASE);
+        scalars.extend(trap);
         let done = match self.machine {
             Machine::Interpreter => self.interpret(&translated, grid, &scalars),
             Machine::Cpu => self.compute(cpu(), &translated, grid, &scalars),
@@ -270,7 +273,7 @@ impl Program {
             let mut arguments = vec![Argument::from(&buffer), Argument::from(Scalar::from_bits(BASE, 8))];
             let sizes =
                 std::iter::once(8).chain(kernel.signature.scalars.iter().map(|word| word.scalar.bytes()));
-            let sizes = sizes.chain([8; 2]);
+            let sizes = sizes.chain([8; 3]);
             let scalars = scalars.iter().zip(sizes);
             arguments.extend(scalars.map(|(bits, size)| Argument::from(Scalar::from_bits(*bits, size))));
             let limits = vm_runtime::Limits { fuel: self.limits.fuel, ..Default::default() };

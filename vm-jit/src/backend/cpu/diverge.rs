@@ -27,6 +27,9 @@ const LONG: u32 = 32;
 impl<'a, 'k> Writer<'a, 'k> {
     /// How many threads may be run together through these ops.
     pub(super) fn together(&self, ops: &[&'k Op], copies: &[(Value, Value)]) -> usize {
+        if !self.vectorize {
+            return 1;
+        }
         let [x, ..] = self.kernel.block();
         let mut most = if ops.iter().all(|op| self.of_four_bytes(op)) { usize::MAX } else { WIDE };
         let mut values = Vec::new();

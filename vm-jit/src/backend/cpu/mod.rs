@@ -181,8 +181,16 @@ fn function(
     generators: &emit::Generators,
     contexts: &mut (Context, FunctionBuilderContext),
 ) -> Result<(Vec<u8>, u32, Entry), RejectKind> {
-    let (params, scratch) = written(facts, safety, options, generators, contexts)?;
-    let (code, frame) = emit::emit(&mut contexts.0, generators)?;
+    let mut compile = |vectorize| {
+        let (params, scratch) = written(facts, safety, options, generators, contexts, vectorize)?;
+        let (code, frame) = emit::emit(&mut contexts.0, generators)?;
+        Ok((params, scratch, code, frame))
+    };
+    // Threads that are run together need a second copy of each nested region, for those that diverge.
+    let (params, scratch, code, frame) = match compile(true) {
+        Err(RejectKind::Size { .. }) => compile(false)?,
+        compiled => compiled?,
+    };
     let kernel = safety.ranges().kernel();
     let entry = Entry {
         kernel: kernel.name().to_owned(),
@@ -198,13 +206,15 @@ fn function(
     Ok((code, frame, entry))
 }
 
-/// Writes a kernel into the context's function, and tells its parameters and the bytes of scratch memory that it needs.
+/// Writes a kernel into the context's function, and tells its parameters and the bytes of scratch memory that it needs. `vectorize` has
+/// neighboring threads run together where that is possible.
 fn written(
     facts: &KernelFacts,
     safety: &SafetyPlan<'_>,
     options: &Options,
     generators: &emit::Generators,
     (context, builder): &mut (Context, FunctionBuilderContext),
+    vectorize: bool,
 ) -> Result<(ParamLayout, u32), RejectKind> {
     let kernel = safety.ranges().kernel();
     let plan = plan::Plan::of(facts, safety.ranges());
@@ -218,7 +228,8 @@ fn written(
     context.func = Function::with_name_signature(UserFuncName::user(0, 0), signature);
     let build = FunctionBuilder::new(&mut context.func, builder);
     let known = writer::Known { facts, safety, plan: &plan, floats: &floats, tiles: &tiles };
-    let build = writer::Build { builder: build, config: generators.thorough.frontend_config(), options };
+    let build =
+        writer::Build { builder: build, config: generators.thorough.frontend_config(), options, vectorize };
     let scratch = writer::write(build, known, &params)?;
     Ok((params, scratch))
 }

@@ -87,6 +87,8 @@ pub(super) struct Writer<'a, 'k> {
     /// Where to go when the launch is stopped.
     pub(super) leave: Block,
     pub(super) strays_fault: bool,
+    /// Whether neighboring threads may be run together.
+    pub(super) vectorize: bool,
     pub(super) state: State,
     /// Where in the scratch memory [`wide`](super::wide) puts what it computes, on machines that have it.
     pub(super) wide_at: Option<u32>,
@@ -116,6 +118,8 @@ pub(super) struct Build<'a> {
     pub(super) builder: FunctionBuilder<'a>,
     pub(super) config: TargetFrontendConfig,
     pub(super) options: &'a Options,
+    /// Whether neighboring threads may be run together.
+    pub(super) vectorize: bool,
 }
 
 /// Offsets of the parts of the scratch memory that follow shared arrays and values.
@@ -156,7 +160,7 @@ pub(super) fn write<'a, 'k>(
     known: Known<'a, 'k>,
     layout: &ParamLayout,
 ) -> Result<u32, RejectKind> {
-    let Build { builder: mut b, config, options } = function;
+    let Build { builder: mut b, config, options, vectorize } = function;
     let isa = options.isa;
     let Known { facts, safety, plan, floats, tiles } = known;
     let kernel = safety.ranges().kernel();
@@ -196,6 +200,7 @@ pub(super) fn write<'a, 'k>(
         parted: false,
         leave,
         strays_fault: options.strays_fault,
+        vectorize,
         state,
         wide_at: room.wide,
         routines: HashMap::new(),
