@@ -246,32 +246,69 @@ fn minimum<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> Val<'b> {
     }
 }
 
+/// Is a truth value true in one lane at least?
+fn any_lane(value: Val<'_>) -> Val<'_> {
+    match value.ty().lanes() {
+        1 => value,
+        lanes => (1..lanes).fold(value.lane(0), |any, lane| any | value.lane(lane)),
+    }
+}
+
+/// Returns the exact remainder of finite `a` ≥ 0 by finite `b` > 0.
+///
+/// Each step takes off a multiple of b·2ⁿ, n falling to 0, whose quotient is below 2^21 (2^50 of f64): the quotient's integer part and what
+/// `fma` leaves of `a` are exact then. Where `a` is below b·2^21 there is one step.
+fn remainder_exact<'b>(a: Val<'b>, b: Val<'b>) -> Val<'b> {
+    let k = a.builder();
+    let bits = if a.ty().scalar() == Scalar::F64 { 50 } else { 21 };
+    let (up, down) = (constant(a, 2.0f64.powi(bits)), constant(a, 2.0f64.powi(-bits)));
+    let step = |rest: Val<'b>, by: Val<'b>| {
+        let left = (-(rest / by).fix()).fma(by, rest);
+        // The quotient may have been rounded up to the next integer.
+        left.lt(zero(left)).select(left + by, left)
+    };
+    let above = |by: Val<'b>| a.ge(by * up);
+    let by = k.while_(b, |by| any_lane(above(by)), |by| above(by).select(by * up, by));
+    let (rest, _) = k.while_(
+        (a, by),
+        |(_, by)| any_lane(by.gt(b)),
+        |(rest, by)| (step(rest, by), by.gt(b).select(by * down, by)),
+    );
+    step(rest, b)
+}
+
+/// Quotient, rounded down, and remainder of floats as CPython and numpy compute them, but that the quotient of an infinite number is
+/// infinite, as the array API standard has it.
+fn divide_floats<'b>(a: Val<'b>, b: Val<'b>) -> (Val<'b>, Val<'b>) {
+    let (none, one) = (zero(a), constant(a, 1.0));
+    let infinity = constant(a, f64::INFINITY);
+    let bad = b.eq(none) | !a.abs().lt(infinity) | b.ne(b);
+    let unbounded = b.abs().eq(infinity);
+    let trivial = bad | unbounded;
+    let rest = remainder_exact(trivial.select(none, a.abs()), trivial.select(one, b.abs()));
+    let rest = unbounded.select(a, copysign(rest, a));
+    let whole = (a - rest) / b;
+    let unlike = rest.ne(none) & (negative(rest) ^ negative(b));
+    let whole = unlike.select(whole - one, whole);
+    let floor = whole.floor();
+    let floor = (whole - floor).gt(constant(a, 0.5)).select(floor + one, floor);
+    let floor = whole.eq(none).select(copysign(none, a / b), floor);
+    let modulo = rest.eq(none).select(copysign(none, b), unlike.select(rest + b, rest));
+    (bad.select(a / b, floor), bad.select(constant(a, f64::NAN), modulo))
+}
+
 /// Quotient, rounded down, and remainder, of the divisor's sign, as Python has them.
 fn divide_floor<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> (Val<'b>, Val<'b>) {
     let none = zero(a);
     match dtype.kind() {
         Kind::Unsigned => (a.div_u(b), b.eq(none).select(none, a.rem_u(b))),
-        Kind::Float => {
-            let quotient = a / b;
-            let whole = quotient.fix();
-            // All of a finite number is left of an infinite divisor.
-            let infinite = b.abs().eq(constant(a, f64::INFINITY));
-            let rest = infinite.select(a, (-whole).fma(b, a));
-            // Where the quotient was rounded up to a whole number.
-            let over = rest.ne(none) & (negative(rest) ^ negative(a));
-            let one = copysign(constant(a, 1.0), quotient);
-            let (whole, rest) =
-                (over.select(whole - one, whole), over.select((-(whole - one)).fma(b, a), rest));
-            let rest = whole.eq(none).select(a, rest);
-            let unlike = rest.ne(none) & (negative(rest) ^ negative(b));
-            let one = constant(a, 1.0);
-            let floor = unlike.select(whole - one, whole);
-            let modulo = rest.eq(none).select(copysign(none, b), unlike.select(rest + b, rest));
-            let nan = constant(a, f64::NAN);
-            let bad = b.eq(none) | !a.abs().lt(constant(a, f64::INFINITY)) | b.ne(b);
-            // The standard's quotient of an infinite number is infinite, where numpy has none.
-            (bad.select(quotient, floor), bad.select(nan, modulo))
-        }
+        Kind::Float => match a.ty().scalar() {
+            narrow @ (Scalar::F16 | Scalar::Bf16) => {
+                let (floor, modulo) = divide_floor(dtype, a.to(Scalar::F32), b.to(Scalar::F32));
+                (floor.to(narrow), modulo.to(narrow))
+            }
+            _ => divide_floats(a, b),
+        },
         _ => {
             let (quotient, rest) = (a / b, a % b);
             let unlike = rest.ne(none) & ((rest ^ b).lt(none));
