@@ -63,3 +63,60 @@ def test_remainders_of_bfloat16_are_exact():
     with np.errstate(all="ignore"):
         expected = np.remainder(*(np.asarray(each.astype("float32")) for each in (a, b)))
     same((a % b).astype("float32"), np.asarray(va.asarray(expected).astype("bfloat16").astype("float32")))
+
+
+def narrow(values, dtype):
+    return va.asarray(np.asarray(values, "float32")).astype(dtype)
+
+
+WIDE = {
+    "var": (lambda a: va.var(a / 2), lambda x: (x / 2).var()),
+    "std": (lambda a: va.std(a), lambda x: x.std()),
+    "vector_norm": (lambda a: va.linalg.vector_norm(a), lambda x: np.linalg.norm(x)),
+    "vector_norm of order 3": (lambda a: va.linalg.vector_norm(a, ord=3), lambda x: np.linalg.norm(x, 3)),
+    "matrix_norm": (lambda a: va.linalg.matrix_norm(a.reshape((2, -1))), lambda x: np.linalg.norm(x.reshape(2, -1))),
+    "vecdot": (lambda a: va.vecdot(a[:2], va.abs(a[:2])), lambda x: x[:2] @ np.abs(x[:2])),
+    "mean": (lambda a: va.mean(va.abs(a)), lambda x: np.abs(x).mean()),
+    "cumulative_sum": (lambda a: va.cumulative_sum(va.ones_like(a))[-1], lambda x: np.float64(len(x))),
+    "cumulative_sum along columns": (lambda a: va.cumulative_sum(va.ones_like(a).reshape((-1, 2)), axis=0)[-1, 0], lambda x: np.float64(len(x) // 2)),
+    "cumulative_prod": (lambda a: va.cumulative_prod(a[:4] * va.asarray([1.0, 1, 1e-3, 1e-3]))[-1].astype(a.dtype), lambda x: np.prod(x[:4]) * 1e-6),
+    "log_softmax": (lambda a: va.nn.log_softmax(va.zeros((1, 100_000), dtype=a.dtype))[0, 7], lambda x: -np.log(1e5)),
+    "log_softmax along columns": (lambda a: va.nn.log_softmax(va.zeros((100_000, 2), dtype=a.dtype), axis=0)[7, 1], lambda x: -np.log(1e5)),
+    "softmax": (lambda a: va.nn.softmax(va.zeros((4096, 2), dtype=a.dtype), axis=0)[7, 1], lambda x: 1 / 4096),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", WIDE)
+def test_narrow_floats_are_accumulated_in_float32(name, dtype):
+    x = np.tile(np.array([300.0, -280.0], "float32"), 3000)
+    function, expected = WIDE[name]
+    a = narrow(x, dtype)
+    found = function(a)
+    assert found.dtype == dtype
+    exact = expected(np.asarray(a.astype("float64")))
+    np.testing.assert_allclose(found.item(), exact, rtol=8e-3)
+
+
+SUMS = {
+    "of all": (lambda a, n: va.sum(a[:n]), 1 << 23),
+    "of each second": (lambda a, n: va.sum(a[: 2 * n : 2]), 1 << 22),
+    "of rows": (lambda a, n: va.sum(a[: 3 * n].reshape((3, n)), axis=1), 1 << 21),
+    "of columns": (lambda a, n: va.sum(a[: 8 * n].reshape((n, 8)), axis=0), 1 << 20),
+    "of a function": (lambda a, n: va.sum((a * 2.0)[:n]) / 2, 1 << 23),
+    "of complex numbers": (lambda a, n: va.real(va.sum(a[:n].astype("complex64"))), 1 << 22),
+    "mean": (lambda a, n: va.mean(a[:n]) * float(n), 1 << 23),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_floats_are_as_exact_as_pairwise_ones(name):
+    function, n = SUMS[name]
+    a = va.asarray(np.full(1 << 23, 0.1, "float32"))
+    np.testing.assert_allclose(np.asarray(function(a, n)), n * float(np.float32(0.1)), rtol=4e-7)
+
+
+def test_sums_of_infinite_numbers_are_infinite():
+    for value in (np.inf, -np.inf, 3e38, -3e38):
+        assert va.sum(va.asarray(np.full(5000, value, "float32"))).item() == np.copysign(np.inf, value)
+    assert np.isnan(va.sum(va.asarray(np.array([np.inf, -np.inf] * 1000))).item())

@@ -79,20 +79,40 @@ def _inexact(x: Array) -> Array:
     return x if x.dtype.kind in "fc" else x._astype("float64")
 
 
+_NARROW = ("float16", "bfloat16")
+
+
+def _wide(x: Array) -> Array:
+    """The elements in the type of intermediate results: float32 for float16 and bfloat16, whose range squares and sums exceed."""
+    return x._astype("float32") if x._dtype in _NARROW else x
+
+
+def _narrow(result: Array, x: Array) -> Array:
+    """The result in the type of `x`, from which `_wide` made what it is computed from."""
+    return result._astype(x._dtype) if x._dtype in _NARROW else result
+
+
 def mean(x: Array, /, *, axis: Any = None, keepdims: bool = False) -> Array:
     """The mean along axes."""
     x = _inexact(x)
+    return _narrow(_mean(_wide(x), axis, keepdims), x)
+
+
+def _mean(x: Array, axis: Any, keepdims: bool) -> Array:
     n = _count(x, axis)
-    wide = "float32" if x._dtype in ("float16", "bfloat16") else None
-    result = x._reduce("sum", axis, keepdims, wide)
-    return (result / float(n) if n else result * float("nan"))._astype(x._dtype)
+    result = x._reduce("sum", axis, keepdims)
+    return result / float(n) if n else result * float("nan")
 
 
 def var(x: Array, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The variance along axes: squares of distances from the mean, over their number less the correction."""
-    x = _inexact(x)
+    return _narrow(_var(x, axis, correction, keepdims), x)
+
+
+def _var(x: Array, axis: Any, correction: float, keepdims: bool) -> Array:
+    x = _wide(_inexact(x))
     n = _count(x, axis) - correction
-    distance = x - mean(x, axis=axis, keepdims=True)
+    distance = x - _mean(x, axis, True)
     squares = distance * distance
     if x.dtype.kind == "c":
         squares = distance._unary("abs")._unary("square")
@@ -102,7 +122,7 @@ def var(x: Array, /, *, axis: Any = None, correction: float = 0.0, keepdims: boo
 
 def std(x: Array, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The square root of the variance."""
-    return var(x, axis=axis, correction=correction, keepdims=keepdims)._unary("sqrt")
+    return _narrow(_var(x, axis, correction, keepdims)._unary("sqrt"), x)
 
 
 def _arg(x: Array, axis: Optional[int], keepdims: bool, reduction: str) -> Array:
@@ -462,8 +482,9 @@ def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     if x1.shape[axis] != x2.shape[axis]:
         raise ValueError("vectors have different lengths")
     a, b = moveaxis(x1, axis, -1), moveaxis(x2, axis, -1)
-    product = a * b
-    return product._reduce("sum", -1, False, product._dtype)
+    name = _vmaccel.promote(a._dtype, b._dtype)
+    product = _wide(a) * _wide(b)
+    return product._reduce("sum", -1, False, product._dtype)._astype(name)
 
 
 def tensordot(x1: Array, x2: Array, /, *, axes: Any = 2) -> Array:

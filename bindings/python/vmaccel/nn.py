@@ -6,6 +6,7 @@ from typing import Optional
 
 from . import _vmaccel, kernels
 from ._creation import zeros_like
+from ._functions import _narrow, _wide
 from ._vmaccel import Array
 
 __all__ = ["attention", "cross_entropy", "gelu", "layer_norm", "log_softmax", "relu", "rms_norm", "sigmoid", "silu", "softmax", "top_k"]
@@ -18,8 +19,9 @@ def softmax(x: Array, /, *, axis: int = -1) -> Array:
 
 def log_softmax(x: Array, /, *, axis: int = -1) -> Array:
     """The logarithm of softmax."""
-    shifted = x - x._reduce("max", axis, True)
-    return shifted - shifted._unary("exp")._reduce("sum", axis, True)._unary("log")
+    wide = _wide(x)
+    shifted = wide - wide._reduce("max", axis, True)
+    return _narrow(shifted - shifted._unary("exp")._reduce("sum", axis, True)._unary("log"), x)
 
 
 def relu(x: Array, /) -> Array:

@@ -36,7 +36,8 @@ impl Array {
             let rows = tiles::scanned(&turn(self, [n, inner])?, op, to, [outer * inner, n])?;
             return turn(&rows, [inner, n])?.reshape(&shape);
         }
-        scanned(&self.cast(to)?.reshape(&[outer, n, inner])?, op, [outer, n, inner])?.reshape(&shape)
+        let wide = self.cast(op.accumulator(to))?.reshape(&[outer, n, inner])?;
+        scanned(&wide, op, [outer, n, inner])?.reshape(&shape)?.cast(to)
     }
 }
 
