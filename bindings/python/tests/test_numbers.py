@@ -120,3 +120,45 @@ def test_sums_of_infinite_numbers_are_infinite():
     for value in (np.inf, -np.inf, 3e38, -3e38):
         assert va.sum(va.asarray(np.full(5000, value, "float32"))).item() == np.copysign(np.inf, value)
     assert np.isnan(va.sum(va.asarray(np.array([np.inf, -np.inf] * 1000))).item())
+
+
+def attended(q, k, v, bias=0.0, scale=None):
+    """Attention of [batch, tokens, heads, dim] with a score's rounding to float32; keys and values are of as many heads."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = (np.einsum("bthd,bshd->bhts", *(each.astype("f8") for each in (q, k))) * scale + bias).astype("f4").astype("f8")
+        most = scores.max(-1, keepdims=True)
+        powers = np.exp(scores - np.where(np.isinf(most), 0, most))
+    total = powers.sum(-1, keepdims=True)
+    return np.einsum("bhts,bshd->bthd", powers / np.where(total > 0, total, 1), v.astype("f8"))
+
+
+def close(found, expected, rtol=1e-5):
+    np.testing.assert_allclose(np.asarray(found.astype("float32")), expected, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("tokens", [6, 150])
+@pytest.mark.parametrize("low", [-np.inf, np.finfo("f4").min, -3e38, -1e30, -1e9, -1e4])
+def test_rows_that_finite_numbers_mask_are_means(low, tokens):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, tokens, heads, 8)).astype("f4") for heads in (2, 1, 1))
+    bias = np.where(np.tri(tokens, dtype=bool), 0, low).astype("f4")
+    bias[2] = low
+    found = va.kernels.mqa_attention(*map(va.asarray, (q, k[:, :, 0], v[:, :, 0], bias)))
+    close(found, attended(q, np.repeat(k, 2, 2), np.repeat(v, 2, 2), bias))
+
+
+@pytest.mark.parametrize("size", [1e2, 1e6, 1e10, 1e20, 1e30, 3e38])
+@pytest.mark.parametrize("tokens", [3, 300])
+def test_attention_to_the_largest_scores(size, tokens):
+    rng = np.random.default_rng(2)
+    v = rng.standard_normal((1, tokens, 1, 64)).astype("f4")
+    q, k = np.zeros_like(v), np.zeros_like(v)
+    q[..., 0], k[..., 0] = size, 1.0
+    # Some scores are a little less, and the greatest is not the first.
+    k[0, ::3, 0, 0] = 1 - 2**-20
+    k[0, 1, 0, 0] = 0.5
+    for scale in (1.0, 0.125):
+        expected = attended(q, k, v, scale=scale)
+        close(va.nn.attention(*map(va.asarray, (q, k, v)), scale=scale), expected)
+        close(va.kernels.flash_attention(*map(va.asarray, (q, k, v)), scale=scale), expected)
