@@ -291,7 +291,11 @@ def test_transforms_of_integers_are_of_float64(dtype):
 
 
 COMPLEX = lambda: va.asarray([1 + 2j])  # noqa: E731
+HUGE = lambda: va.broadcast_to(va.ones(1), (2**38,))  # noqa: E731
 REFUSED = {
+    "a host's memory for a sort": (MemoryError, lambda: va.sort(HUGE())),
+    "a host's memory for a transform": (MemoryError, lambda: va.fft.fft(HUGE())),
+    "a device's memory": (MemoryError, lambda: va.empty(2**38).evaluate()),
     "complex to float": (TypeError, lambda: va.astype(COMPLEX(), "float64")),
     "complex to integer": (TypeError, lambda: COMPLEX().astype("int64")),
     "a sum of complex numbers in float": (TypeError, lambda: va.sum(COMPLEX(), dtype="float32")),

@@ -117,9 +117,14 @@ impl Array {
     /// The elements, one behind the other.
     ///
     /// # Errors
-    /// What computing them fails with; [`Error::Lost`].
+    /// What computing them fails with; [`Error::Lost`]; [`Error::OutOfMemory`] of the host.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(self.size() * self.dtype().bytes()).unwrap_or(usize::MAX)];
+        let count = usize::try_from(self.size() * self.dtype().bytes()).unwrap_or(usize::MAX);
+        let mut bytes = Vec::new();
+        let full =
+            |_| Error::OutOfMemory(format!("the host cannot allocate {count} bytes for an array's elements"));
+        bytes.try_reserve_exact(count).map_err(full)?;
+        bytes.resize(count, 0);
         self.read(&mut bytes)?;
         Ok(bytes)
     }
