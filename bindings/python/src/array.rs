@@ -6,7 +6,7 @@ use pyo3::basic::CompareOp;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyEllipsis, PyInt, PySlice, PyTuple};
-use vm_array::{Array, Binary, Number, Reduction, Shared, Slice, Unary};
+use vm_array::{Array, Binary, DType, Number, Reduction, Shared, Slice, Unary};
 
 use crate::convert::{self, object};
 use crate::device::PyDevice;
@@ -53,15 +53,55 @@ pub(crate) fn operand(array: &Array, other: &Bound<'_, PyAny>) -> PyResult<Optio
     if let Ok(other) = other.cast::<PyArray>() {
         return Ok(Some(other.get().array()));
     }
-    let Some(number) = convert::number(other)? else {
+    let Some((number, own)) = convert::scalar(other)? else {
         if other.hasattr("__array_interface__")? {
             let text = "an array of numpy's is beside one of vmaccel's: bring it to the device by vmaccel.asarray first";
             return Err(PyTypeError::new_err(text));
         }
         return Ok(None);
     };
-    let dtype = convert::beside(number, array.dtype())?;
+    let dtype = own.map_or_else(|| convert::beside(number, array.dtype()), Ok)?;
     Array::full(array.device(), dtype, &[], number).map(Some).map_err(raised)
+}
+
+/// A function of an array and what is beside it; `turned`, that is the first operand. None as with [`operand`].
+pub(crate) fn combined(
+    op: Binary,
+    array: &Array,
+    other: &Bound<'_, PyAny>,
+    turned: bool,
+) -> PyResult<Option<Array>> {
+    let result = match (compared_with_any(op, array, other, turned)?, turned) {
+        (Some(result), _) => Ok(result),
+        (None, turned) => {
+            let Some(other) = operand(array, other)? else { return Ok(None) };
+            if turned { other.binary(op, array) } else { array.binary(op, &other) }
+        }
+    };
+    result.map(Some).map_err(raised)
+}
+
+/// The comparison of integers with one of Python's that their type does not have: it is greater or less than all.
+fn compared_with_any(
+    op: Binary,
+    array: &Array,
+    other: &Bound<'_, PyAny>,
+    turned: bool,
+) -> PyResult<Option<Array>> {
+    let dtype = if array.dtype() == DType::Bool { DType::Int64 } else { array.dtype() };
+    if !op.is_comparison() || !dtype.is_integer() || !other.is_exact_instance_of::<PyInt>() {
+        return Ok(None);
+    }
+    if other.extract::<i128>().is_ok_and(|value| convert::fits(Number::Int(value), dtype).is_ok()) {
+        return Ok(None);
+    }
+    let above = other.gt(0)?;
+    let value = match if turned { op.mirrored() } else { op } {
+        Binary::Less | Binary::LessEqual => above,
+        Binary::Greater | Binary::GreaterEqual => !above,
+        op => op == Binary::NotEqual,
+    };
+    Array::full(array.device(), DType::Bool, array.shape(), Number::Bool(value)).map(Some).map_err(raised)
 }
 
 /// That integers are not taken to the power of a negative integer, which is no integer.
@@ -77,12 +117,8 @@ pub(crate) fn no_whole_power(array: &Array, other: &Bound<'_, PyAny>) -> PyResul
 /// What is beside an array, or that there is no such operation.
 macro_rules! binary {
     ($py:expr, $this:expr, $other:expr, $op:expr, $turned:expr) => {{
-        let array = $this.array();
-        match operand(&array, $other)? {
-            Some(other) => {
-                let (a, b) = if $turned { (&other, &array) } else { (&array, &other) };
-                Ok(Bound::new($py, done(a.binary($op, b))?)?.into_any().unbind())
-            }
+        match combined($op, &$this.array(), $other, $turned)? {
+            Some(result) => Ok(Bound::new($py, PyArray::new(result))?.into_any().unbind()),
             None => Ok($py.NotImplemented()),
         }
     }};
@@ -306,8 +342,10 @@ impl PyArray {
         _modulo: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         // A square is a product.
-        if matches!(convert::number(other)?, Some(Number::Int(2) | Number::Float(2.0)))
-            && (self.array().dtype().is_inexact() || convert::number(other)? == Some(Number::Int(2)))
+        let power = convert::scalar(other)?;
+        let dtype = self.array().dtype();
+        if power == Some((Number::Int(2), None)) && dtype != DType::Bool
+            || power == Some((Number::Float(2.0), None)) && dtype.is_inexact()
         {
             return Ok(Bound::new(py, done(self.array().unary(Unary::Square))?)?.into_any().unbind());
         }
@@ -442,11 +480,14 @@ impl PyArray {
             *this.0.lock().unwrap_or_else(PoisonError::into_inner) = result;
             return Ok(());
         };
+        if let Some((number @ Number::Int(_), Some(_))) = convert::scalar(value)? {
+            convert::fits(number, array.dtype())?;
+        }
         let Some(values) = operand(&array, value)? else {
             let name = value.get_type().name()?.to_string();
             return Err(PyTypeError::new_err(format!("elements can't be set to a {name}")));
         };
-        let widens = values.dtype().kind() > array.dtype().kind() && array.dtype() != vm_array::DType::Bool;
+        let widens = values.dtype().kind() > array.dtype().kind() && array.dtype() != DType::Bool;
         if widens && value.cast::<PyArray>().is_err() {
             return Err(PyTypeError::new_err(format!(
                 "elements of {} can't be set to a number of {}",

@@ -41,6 +41,19 @@ pub(crate) fn number(value: &Bound<'_, PyAny>) -> PyResult<Option<Number>> {
     Ok(None)
 }
 
+/// A number of Python's or a scalar of numpy's, and the type that the latter has: numpy's scalars are not weak.
+pub(crate) fn scalar(value: &Bound<'_, PyAny>) -> PyResult<Option<(Number, Option<DType>)>> {
+    let Some(number) = number(value)? else { return Ok(None) };
+    let plain = value.is_exact_instance_of::<PyFloat>()
+        || value.is_exact_instance_of::<PyInt>()
+        || !value.hasattr("__array_interface__")?;
+    let own = match plain {
+        true => None,
+        false => value.getattr("dtype")?.getattr("name")?.extract::<String>()?.parse().ok(),
+    };
+    Ok(Some((number, own)))
+}
+
 /// The type of a number that no array is beside.
 pub(crate) fn type_of(number: Number) -> DType {
     match number {
@@ -68,18 +81,26 @@ pub(crate) fn beside(number: Number, array: DType) -> PyResult<DType> {
     Ok(dtype)
 }
 
-/// That an integer is in a type's range.
+/// Checks that a type has a number: that an integer's range has it, and that it is not complex where the type is real.
 pub(crate) fn fits(number: Number, dtype: DType) -> PyResult<()> {
-    let Number::Int(value) = number else { return Ok(()) };
     let bits = 8 * dtype.bytes() as u32;
     let range = match dtype.kind() {
         Kind::Signed => -(1i128 << (bits - 1))..1i128 << (bits - 1),
         Kind::Unsigned => 0..1i128 << bits,
+        Kind::Float if number.kind() == Kind::Complex => 0..0,
         _ => return Ok(()),
     };
-    match range.contains(&value) {
-        true => Ok(()),
-        false => Err(PyOverflowError::new_err(format!("Python integer {value} out of bounds for {dtype}"))),
+    let beyond = |value: String| Err(PyOverflowError::new_err(format!("{value} out of bounds for {dtype}")));
+    match number {
+        Number::Complex(..) => {
+            Err(PyTypeError::new_err(format!("cannot convert a complex number to {dtype}")))
+        }
+        Number::Float(value) if !value.is_finite() => Err(PyValueError::new_err(format!(
+            "cannot convert {value} to {dtype}, which has finite numbers only"
+        ))),
+        Number::Float(value) if !range.contains(&(value as i128)) => beyond(format!("Python float {value}")),
+        Number::Int(value) if !range.contains(&value) => beyond(format!("Python integer {value}")),
+        _ => Ok(()),
     }
 }
 
@@ -163,11 +184,11 @@ fn flatten(
         *found = Some(found.map_or(array.dtype(), |dtype| dtype.promote(array.dtype())));
         return Ok(());
     }
-    if let Some(number) = number(value)? {
+    if let Some((number, own)) = scalar(value)? {
         if depth != shape.len() {
             return Err(ragged());
         }
-        let own = type_of(number);
+        let own = own.unwrap_or_else(|| type_of(number));
         *found = Some(found.map_or(own, |dtype| dtype.promote(own)));
         numbers.push(number);
         return Ok(());

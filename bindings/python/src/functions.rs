@@ -101,13 +101,11 @@ fn binary(op: &str, a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> PyResult<PyAr
             if op == Binary::Pow {
                 crate::array::no_whole_power(&a, b)?;
             }
-            let b = crate::array::operand(&a, b)?.ok_or_else(none)?;
-            done(a.binary(op, &b))
+            crate::array::combined(op, &a, b, false)?.map(PyArray::new).ok_or_else(none)
         }
         (_, Ok(b)) => {
             let b = b.get().array();
-            let a = crate::array::operand(&b, a)?.ok_or_else(none)?;
-            done(a.binary(op, &b))
+            crate::array::combined(op, &b, a, true)?.map(PyArray::new).ok_or_else(none)
         }
         _ => Err(none()),
     }
@@ -129,9 +127,12 @@ fn select(which: &Bound<'_, PyArray>, a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>
             (crate::array::operand(&b, a)?.ok_or_else(none)?, b)
         }
         _ => {
-            let number = |value: &Bound<'_, PyAny>| convert::number(value)?.ok_or_else(none);
-            let (a, b) = (number(a)?, number(b)?);
-            let dtype = convert::type_of(a).promote(convert::type_of(b));
+            let scalar = |value: &Bound<'_, PyAny>| {
+                let (number, own) = convert::scalar(value)?.ok_or_else(none)?;
+                Ok::<_, PyErr>((number, own.unwrap_or_else(|| convert::type_of(number))))
+            };
+            let ((a, of_a), (b, of_b)) = (scalar(a)?, scalar(b)?);
+            let dtype = of_a.promote(of_b);
             let full = |number| Array::full(which.device(), dtype, &[], number).map_err(raised);
             (full(a)?, full(b)?)
         }

@@ -99,6 +99,8 @@ def _transpose(self: Array, *axes: Any) -> Array:
     return self._permute(list(order))
 
 
+Array.__divmod__ = lambda self, other: (self // other, self % other)
+Array.__rdivmod__ = lambda self, other: (other // self, other % self)
 Array.dtype = property(lambda self: _dtypes._BY_NAME[self._dtype], doc="The type of the elements.")
 Array.astype = _astype
 Array.__repr__ = _repr

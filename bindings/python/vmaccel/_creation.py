@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from typing import Any, Optional
 
 from . import _dtypes, _interchange, _vmaccel
@@ -74,7 +75,7 @@ def empty_pinned(shape: Any, dtype: Any = "float64", device: Any = None) -> Any:
     import numpy
 
     of = numpy.dtype(_dtypes.dtype(dtype).name)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = tuple(_integers(shape))
     n = of.itemsize * math.prod(shape)
     return numpy.asarray(_vmaccel.pinned(n, device))[:n].view(of).reshape(shape)
 
@@ -98,8 +99,20 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     """A number everywhere."""
     if isinstance(fill_value, Array):
         fill_value = fill_value.item()
-    default = _dtypes._PYTHON.get(type(fill_value), "float64")
-    return _vmaccel.full(shape, fill_value, _dtypes.name_of(dtype, default), device)
+    return _vmaccel.full(shape, fill_value, _dtypes.name_of(dtype, _type_of(fill_value)), device)
+
+
+def _type_of(value: Any) -> str:
+    """The name of the type that an array of a scalar has: of numpy's scalars their own."""
+    own = getattr(getattr(value, "dtype", None), "name", None)
+    if own is not None:
+        return _dtypes.dtype(own).name
+    return next((name for kind, name in ((bool, "bool"), (int, "int64"), (float, "float64"), (complex, "complex128")) if isinstance(value, kind)), "float64")
+
+
+def _integers(value: Any) -> list[int]:
+    """An integer, of Python's or numpy's, or several, as a list."""
+    return [operator.index(value)] if hasattr(value, "__index__") else [operator.index(each) for each in value]
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
@@ -136,6 +149,8 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     """Numbers from `start` to below `stop`, `step` apart."""
     if stop is None:
         start, stop = 0, start
+    # Integers of numpy's are Python's from here on, whose arithmetic does not wrap.
+    start, stop, step = (operator.index(each) if hasattr(each, "__index__") and not isinstance(each, Array) else each for each in (start, stop, step))
     if step == 0:
         raise ValueError("Maximum allowed size exceeded: step is 0")
     whole = all(isinstance(each, int) for each in (start, stop, step))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from . import _vmaccel
 from ._vmaccel import Array
@@ -42,28 +42,34 @@ globals().update({name: _binary(name) for name in _BINARY})
 
 def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:
     """Elements below `min` become it, and those above `max` become that."""
-    from ._functions import where
-
     result = x
     for bound, function in ((min, "maximum"), (max, "minimum")):
-        if bound is None:
-            continue
-        if isinstance(bound, Array):
-            bound = bound._astype(x._dtype)
-        elif isinstance(bound, int) and x.dtype.kind in "iu":
-            # What no element can be bounds nothing, or all.
-            from ._dtypes import iinfo
-
-            info = iinfo(x.dtype)
-            bound = builtins_clip(bound, info.min, info.max)
-        result = _vmaccel.binary(function, result, bound)
-    _ = where
+        if bound is not None:
+            result = _vmaccel.binary(function, result, _bound(x, bound))
     return result if result is not x else +x
 
 
-def builtins_clip(value: int, low: int, high: int) -> int:
+def _bound(x: Array, bound: Any) -> Any:
+    """A bound in the type of `x` where both are of a kind: of integers what no element can be is the least or the greatest that one can."""
+    integers = x.dtype.kind in "iu"
+    if hasattr(bound, "dtype") and not isinstance(bound, Array):
+        from ._creation import asarray
+
+        bound = asarray(bound, device=x.device)
+    if integers and (isinstance(bound, int) or isinstance(bound, Array) and bound.dtype.kind in "iu"):
+        from ._dtypes import iinfo
+
+        info = iinfo(x.dtype)
+        if isinstance(bound, int):
+            return _clipped(bound, info.min, info.max)
+        return clip(bound, info.min, info.max)._astype(x._dtype) if bound._dtype != x._dtype else bound
+    if isinstance(bound, Array) and not (integers and bound.dtype.kind == "f"):
+        return bound._astype(x._dtype)
+    return bound
+
+
+def _clipped(value: int, low: int, high: int) -> int:
     return low if value < low else high if value > high else value
 
 
 __all__ = [*_UNARY, *_BINARY, "clip"]
-_ = Optional

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from typing import Any, NamedTuple, Optional
 
 from . import _dtypes, _vmaccel
-from ._creation import arange, asarray, full, zeros
+from ._creation import _integers, arange, asarray, full, zeros
 from ._vmaccel import Array
 
 __all__ = [
@@ -68,7 +69,7 @@ def count_nonzero(x: Array, /, *, axis: Any = None, keepdims: bool = False) -> A
 def _count(x: Array, axis: Any) -> int:
     if axis is None:
         return x.size
-    axes = (axis,) if isinstance(axis, int) else axis
+    axes = _integers(axis)
     count = 1
     for each in axes:
         count *= x.shape[each]
@@ -79,20 +80,40 @@ def _inexact(x: Array) -> Array:
     return x if x.dtype.kind in "fc" else x._astype("float64")
 
 
+_NARROW = ("float16", "bfloat16")
+
+
+def _wide(x: Array) -> Array:
+    """The elements in the type of intermediate results: float32 for float16 and bfloat16, whose range squares and sums exceed."""
+    return x._astype("float32") if x._dtype in _NARROW else x
+
+
+def _narrow(result: Array, x: Array) -> Array:
+    """The result in the type of `x`, from which `_wide` made what it is computed from."""
+    return result._astype(x._dtype) if x._dtype in _NARROW else result
+
+
 def mean(x: Array, /, *, axis: Any = None, keepdims: bool = False) -> Array:
     """The mean along axes."""
     x = _inexact(x)
+    return _narrow(_mean(_wide(x), axis, keepdims), x)
+
+
+def _mean(x: Array, axis: Any, keepdims: bool) -> Array:
     n = _count(x, axis)
-    wide = "float32" if x._dtype in ("float16", "bfloat16") else None
-    result = x._reduce("sum", axis, keepdims, wide)
-    return (result / float(n) if n else result * float("nan"))._astype(x._dtype)
+    result = x._reduce("sum", axis, keepdims)
+    return result / float(n) if n else result * float("nan")
 
 
 def var(x: Array, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The variance along axes: squares of distances from the mean, over their number less the correction."""
-    x = _inexact(x)
+    return _narrow(_var(x, axis, correction, keepdims), x)
+
+
+def _var(x: Array, axis: Any, correction: float, keepdims: bool) -> Array:
+    x = _wide(_inexact(x))
     n = _count(x, axis) - correction
-    distance = x - mean(x, axis=axis, keepdims=True)
+    distance = x - _mean(x, axis, True)
     squares = distance * distance
     if x.dtype.kind == "c":
         squares = distance._unary("abs")._unary("square")
@@ -102,7 +123,7 @@ def var(x: Array, /, *, axis: Any = None, correction: float = 0.0, keepdims: boo
 
 def std(x: Array, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The square root of the variance."""
-    return var(x, axis=axis, correction=correction, keepdims=keepdims)._unary("sqrt")
+    return _narrow(_var(x, axis, correction, keepdims)._unary("sqrt"), x)
 
 
 def _arg(x: Array, axis: Optional[int], keepdims: bool, reduction: str) -> Array:
@@ -174,7 +195,7 @@ def diff(x: Array, /, *, axis: int = -1, n: int = 1, prepend: Optional[Array] = 
 
 def reshape(x: Array, /, shape: Any, *, copy: Optional[bool] = None) -> Array:
     """The same elements in another shape."""
-    result = x.reshape(shape if isinstance(shape, int) else tuple(shape))
+    result = x.reshape(tuple(_integers(shape)))
     return result.copy() if copy else result
 
 
@@ -190,8 +211,7 @@ def matrix_transpose(x: Array, /) -> Array:
 
 def moveaxis(x: Array, source: Any, destination: Any, /) -> Array:
     """Dimensions moved to other places, the others in order."""
-    sources = [source] if isinstance(source, int) else list(source)
-    targets = [destination] if isinstance(destination, int) else list(destination)
+    sources, targets = _integers(source), _integers(destination)
     for each in (*sources, *targets):
         _axis(each, x.ndim)
     sources, targets = [each % x.ndim for each in sources], [each % x.ndim for each in targets]
@@ -211,7 +231,7 @@ def _axis(axis: int, ndim: int) -> int:
 
 def expand_dims(x: Array, /, axis: Any = 0) -> Array:
     """A new dimension of extent 1."""
-    axes = [axis] if isinstance(axis, int) else list(axis)
+    axes = _integers(axis)
     rank = x.ndim + len(axes)
     places = {_axis(each, rank) for each in axes}
     if len(places) != len(axes):
@@ -222,7 +242,7 @@ def expand_dims(x: Array, /, axis: Any = 0) -> Array:
 
 def squeeze(x: Array, /, axis: Any) -> Array:
     """Dimensions of extent 1 left out."""
-    axes = [axis] if isinstance(axis, int) else list(axis)
+    axes = _integers(axis)
     places = {_axis(each, x.ndim) for each in axes}
     if builtins.any(x.shape[each] != 1 for each in places):
         raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
@@ -276,7 +296,7 @@ def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
 
 def flip(x: Array, /, *, axis: Any = None) -> Array:
     """Backwards along axes, all where none is named."""
-    axes = None if axis is None else [_axis(each, x.ndim) for each in ([axis] if isinstance(axis, int) else axis)]
+    axes = None if axis is None else [_axis(each, x.ndim) for each in _integers(axis)]
     return _vmaccel.flip(x, axes)
 
 
@@ -284,8 +304,11 @@ def roll(x: Array, /, shift: Any, *, axis: Any = None) -> Array:
     """Shifted along axes; what falls off at one end comes back at the other."""
     if axis is None:
         return roll(x.reshape(-1), shift, axis=0).reshape(x.shape)
-    axes = [axis] if isinstance(axis, int) else list(axis)
-    shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
+    axes, shifts = _integers(axis), _integers(shift)
+    if len(shifts) == 1:
+        shifts *= len(axes)
+    if len(shifts) != len(axes):
+        raise ValueError(f"there are {len(shifts)} shifts for {len(axes)} axes")
     for each, by in zip(axes, shifts):
         each = _axis(each, x.ndim)
         n = x.shape[each]
@@ -300,7 +323,9 @@ def roll(x: Array, /, shift: Any, *, axis: Any = None) -> Array:
 
 def tile(x: Array, repetitions: Any, /) -> Array:
     """Copies of the array beside each other."""
-    times = [repetitions] if isinstance(repetitions, int) else list(repetitions)
+    times = _integers(repetitions)
+    if builtins.any(n < 0 for n in times):
+        raise ValueError("an array can't be tiled a negative number of times")
     rank = builtins.max(x.ndim, len(times))
     times = [1] * (rank - len(times)) + times
     shape = (1,) * (rank - x.ndim) + x.shape
@@ -315,13 +340,19 @@ def repeat(x: Array, repeats: Any, /, *, axis: Optional[int] = None) -> Array:
         x, axis = x.reshape(-1), 0
     axis = _axis(axis, x.ndim)
     n = x.shape[axis]
+    if not isinstance(repeats, Array):
+        repeats = asarray(repeats, device=x.device) if hasattr(repeats, "__len__") else operator.index(repeats)
     if isinstance(repeats, int):
+        if repeats < 0:
+            raise ValueError("repeats may not contain negative values")
         places = arange(n * repeats, device=x.device) // repeats if repeats else arange(0, device=x.device)
         return take(x, places, axis=axis)
     if repeats.size == 1:
         return repeat(x, int(repeats.reshape(()).item()), axis=axis)
     if repeats.size != n:
         raise ValueError(f"there are {n} elements, and {repeats.size} numbers of repetitions")
+    if bool(any(repeats < 0)):
+        raise ValueError("repeats may not contain negative values")
     ends = cumulative_sum(repeats._astype("int64"), axis=0)
     total = int(ends[-1].item()) if n else 0
     return take(x, searchsorted(ends, arange(total, device=x.device), side="right"), axis=axis)
@@ -462,16 +493,18 @@ def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     if x1.shape[axis] != x2.shape[axis]:
         raise ValueError("vectors have different lengths")
     a, b = moveaxis(x1, axis, -1), moveaxis(x2, axis, -1)
-    product = a * b
-    return product._reduce("sum", -1, False, product._dtype)
+    name = _vmaccel.promote(a._dtype, b._dtype)
+    product = _wide(a) * _wide(b)
+    return product._reduce("sum", -1, False, product._dtype)._astype(name)
 
 
 def tensordot(x1: Array, x2: Array, /, *, axes: Any = 2) -> Array:
     """The product over several axes."""
-    if isinstance(axes, int):
+    if hasattr(axes, "__index__"):
+        axes = operator.index(axes)
         own, others = list(range(x1.ndim - axes, x1.ndim)), list(range(axes))
     else:
-        own, others = ([each] if isinstance(each, int) else list(each) for each in axes)
+        own, others = (_integers(each) for each in axes)
     own, others = [_axis(each, x1.ndim) for each in own], [_axis(each, x2.ndim) for each in others]
     if [x1.shape[each] for each in own] != [x2.shape[each] for each in others]:
         raise ValueError("the axes that are summed over have different extents")

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import math
 
-from ._elementwise import signbit, trunc
+from ._elementwise import floor, signbit, trunc
 from ._kernel import device_function, fma
 
 _INF = math.inf
 
 
 @device_function
+def float_rest(a, b):
+    """The exact remainder of finite a >= 0 by finite b > 0, of float32 or float64."""
+    by = b
+    while a >= by * 2097152.0:
+        by = by * 2097152.0
+    left = a
+    while True:
+        left = fma(-trunc(left / by), by, left)
+        # The quotient may have been rounded up to the next integer.
+        left = left + by if left < 0.0 else left
+        if by == b:
+            break
+        by = by / 2097152.0
+    return left
+
+
+@device_function
 def float_parts(a, b):
     """The quotient rounded down, and what is left of it."""
-    quotient = a / b
-    whole = trunc(quotient)
-    rest = a if whole == 0.0 else fma(-whole, b, a)
-    # Where the quotient was rounded up to a whole number.
-    if rest != 0.0 and signbit(rest) != signbit(a):
-        whole = whole - math.copysign(1.0, quotient)
-        rest = fma(-whole, b, a)
-    unlike = rest != 0.0 and signbit(rest) != signbit(b)
-    floor = whole - 1.0 if unlike else whole
-    left = rest + b if unlike else rest
-    left = math.copysign(left, b) if left == 0.0 else left
-    if b == 0.0:
-        floor, left = quotient, math.nan
-    elif not abs(a) < _INF:
-        floor, left = math.nan, math.nan
-    return floor, left
+    quotient, left = a / b if b == 0.0 else math.nan, math.nan
+    if b == b and b != 0.0 and abs(a) < _INF:
+        rest = a if abs(b) == _INF else math.copysign(float_rest(abs(a), abs(b)), a)
+        whole = (a - rest) / b
+        unlike = rest != 0.0 and signbit(rest) != signbit(b)
+        whole = whole - 1.0 if unlike else whole
+        left = rest + b if unlike else rest
+        left = math.copysign(left, b) if left == 0.0 else left
+        quotient = floor(whole)
+        quotient = quotient + 1.0 if whole - quotient > 0.5 else quotient
+        quotient = math.copysign(0.0, a / b) if whole == 0.0 else quotient
+    return quotient, left
 
 
 @device_function

@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence
 
 from . import _vmaccel
 from ._creation import arange, zeros
-from ._functions import concat, flip, roll
+from ._functions import _integers, concat, flip, roll
 from ._vmaccel import Array
 
 __all__ = [
@@ -88,6 +88,8 @@ def irfft(x: Array, /, *, n: Optional[int] = None, axis: int = -1, norm: str = "
     """The inverse of `rfft`; n are the real numbers, by default an even number of them."""
     if n is None:
         n = 2 * (x.shape[axis] - 1)
+    if n < 1:
+        raise ValueError(f"invalid number of data points ({n}) specified")
     half = _resized(x, n // 2 + 1, axis)
     axis %= x.ndim
     # What `rfft` leaves out are conjugates, backwards. The first term, and the middle one of an even number, are real.
@@ -146,7 +148,7 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None
 def _shifts(x: Array, axes: Any) -> list[int]:
     if axes is None:
         return list(range(x.ndim))
-    return [axes] if isinstance(axes, int) else list(axes)
+    return _integers(axes)
 
 
 def fftshift(x: Array, /, *, axes: Any = None) -> Array:

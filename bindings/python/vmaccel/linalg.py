@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from . import _vmaccel
 from ._creation import asarray, eye
-from ._functions import broadcast_arrays, expand_dims, max as _max, moveaxis, matmul, matrix_transpose, squeeze, stack, sum, take, tensordot, vecdot, where
+from ._functions import _narrow, _wide, broadcast_arrays, expand_dims, max as _max, moveaxis, matmul, matrix_transpose, squeeze, stack, sum, take, tensordot, vecdot, where
 from ._dtypes import finfo
 from ._vmaccel import Array, LinAlgError
 
@@ -51,7 +51,10 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
 
 def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Array:
     """The norm of vectors along axes."""
-    m = x._unary("abs")
+    return _narrow(_vector_norm(_wide(x)._unary("abs"), axis, keepdims, ord), x)
+
+
+def _vector_norm(m: Array, axis: Any, keepdims: bool, ord: float) -> Array:
     if ord == float("inf"):
         return m._reduce("max", axis, keepdims)
     if ord == float("-inf"):
@@ -68,7 +71,7 @@ def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: f
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """The norm of matrices: `fro`, `nuc`, 1, -1, 2, -2, inf or -inf."""
     if ord == "fro":
-        return x._unary("abs")._unary("square")._reduce("sum", (-2, -1), keepdims)._unary("sqrt")
+        return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in ("nuc", 2, -2):
         values = svdvals(x)
         result = values._reduce({"nuc": "sum", 2: "max", -2: "min"}[ord], -1, False)

@@ -6,6 +6,7 @@ from typing import Optional
 
 from . import _vmaccel, kernels
 from ._creation import zeros_like
+from ._functions import _narrow, _wide, any
 from ._vmaccel import Array
 
 __all__ = ["attention", "cross_entropy", "gelu", "layer_norm", "log_softmax", "relu", "rms_norm", "sigmoid", "silu", "softmax", "top_k"]
@@ -18,8 +19,9 @@ def softmax(x: Array, /, *, axis: int = -1) -> Array:
 
 def log_softmax(x: Array, /, *, axis: int = -1) -> Array:
     """The logarithm of softmax."""
-    shifted = x - x._reduce("max", axis, True)
-    return shifted - shifted._unary("exp")._reduce("sum", axis, True)._unary("log")
+    wide = _wide(x)
+    shifted = wide - wide._reduce("max", axis, True)
+    return _narrow(shifted - shifted._unary("exp")._reduce("sum", axis, True)._unary("log"), x)
 
 
 def relu(x: Array, /) -> Array:
@@ -60,7 +62,10 @@ def attention(q: Array, k: Array, v: Array, /, *, causal: bool = False, scale: O
 
 def cross_entropy(logits: Array, targets: Array, /) -> Array:
     """The cross-entropy of each row of logits with its target."""
-    return kernels.cross_entropy_forward(logits, targets._astype("int32"))
+    narrow = targets._astype("int32")
+    if targets._dtype in ("int64", "uint32", "uint64") and bool(any(narrow != targets)):
+        raise ValueError("a target is beyond int32")
+    return kernels.cross_entropy_forward(logits, narrow)
 
 
 def top_k(x: Array, k: int, /) -> tuple[Array, Array]:

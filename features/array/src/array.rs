@@ -117,9 +117,14 @@ impl Array {
     /// The elements, one behind the other.
     ///
     /// # Errors
-    /// What computing them fails with; [`Error::Lost`].
+    /// What computing them fails with; [`Error::Lost`]; [`Error::OutOfMemory`] of the host.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(self.size() * self.dtype().bytes()).unwrap_or(usize::MAX)];
+        let count = usize::try_from(self.size() * self.dtype().bytes()).unwrap_or(usize::MAX);
+        let mut bytes = Vec::new();
+        let full =
+            |_| Error::OutOfMemory(format!("the host cannot allocate {count} bytes for an array's elements"));
+        bytes.try_reserve_exact(count).map_err(full)?;
+        bytes.resize(count, 0);
         self.read(&mut bytes)?;
         Ok(bytes)
     }
@@ -220,10 +225,15 @@ impl Array {
     /// In another type.
     ///
     /// # Errors
-    /// Those of what must be computed now, as with all functions of elements.
+    /// [`Error::Type`] for a complex number as a real one, which would drop its imaginary part; those of what must be computed now, as with all
+    /// functions of elements.
     pub fn cast(&self, dtype: DType) -> Result<Array> {
         if dtype == self.dtype() {
             return Ok(self.clone());
+        }
+        if self.dtype().is_complex() && !dtype.is_complex() && dtype != DType::Bool {
+            let what = "a complex number has no real type: take its real or imaginary part first";
+            return Err(Error::Type { function: "astype", dtype: self.dtype(), what });
         }
         Array::lazy(self.device(), dtype, self.shape().to_vec(), Expression::Cast(self.clone()))
     }
@@ -244,9 +254,28 @@ impl Array {
     pub fn binary(&self, op: Binary, other: &Array) -> Result<Array> {
         same(op.into(), self.device(), other.device())?;
         let (from, to) = op.types(self.dtype().promote(other.dtype()))?;
+        if op.is_comparison()
+            && from == DType::Float64
+            && self.dtype().is_integer()
+            && other.dtype().is_integer()
+        {
+            return self.compare_exactly(op, other);
+        }
         let shape = layout::broadcast(op.into(), self.shape(), other.shape())?;
         let expression = Expression::Binary(op, self.cast(from)?, other.cast(from)?);
         Array::lazy(self.device(), to, shape, expression)
+    }
+
+    /// Compares signed with unsigned integers of 64 bits, which no float has all of.
+    fn compare_exactly(&self, op: Binary, other: &Array) -> Result<Array> {
+        if self.dtype().kind() == Kind::Unsigned {
+            return other.compare_exactly(op.mirrored(), self);
+        }
+        let truth = |value| Array::full(self.device(), DType::Bool, &[], Number::Bool(value));
+        let negative =
+            self.binary(Binary::Less, &Array::full(self.device(), self.dtype(), &[], Number::Int(0))?)?;
+        let less = matches!(op, Binary::Less | Binary::LessEqual | Binary::NotEqual);
+        negative.select(&truth(less)?, &self.cast(DType::UInt64)?.binary(op, other)?)
     }
 
     /// Elements of `a` where this is true, or not 0, and of `b` elsewhere.

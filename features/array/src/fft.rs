@@ -19,7 +19,7 @@ impl Array {
         let last = self.ndim() as i64 - 1;
         let mut order: Vec<i64> = (0..self.ndim() as i64).collect();
         order.swap(axis as usize, last as usize);
-        let rows = self.cast(self.dtype().complex())?.permute(&order)?;
+        let rows = self.cast(self.dtype().to_inexact().complex())?.permute(&order)?;
         let direction = if inverse { FftDirection::Inverse } else { FftDirection::Forward };
         let result = match rows.dtype() {
             DType::Complex64 => transformed::<f32>(&rows, direction),

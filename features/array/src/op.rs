@@ -166,6 +166,24 @@ impl Unary {
 }
 
 impl Binary {
+    /// Does it compare?
+    pub const fn is_comparison(self) -> bool {
+        use Binary as B;
+        matches!(self, B::Equal | B::NotEqual | B::Greater | B::GreaterEqual | B::Less | B::LessEqual)
+    }
+
+    /// The comparison that gives the same with the operands exchanged; other functions themselves.
+    #[must_use]
+    pub const fn mirrored(self) -> Self {
+        match self {
+            Self::Less => Self::Greater,
+            Self::LessEqual => Self::GreaterEqual,
+            Self::Greater => Self::Less,
+            Self::GreaterEqual => Self::LessEqual,
+            other => other,
+        }
+    }
+
     /// The type that both operands, of the promoted type, are converted to, and that of the result.
     ///
     /// # Errors
@@ -181,16 +199,18 @@ impl Binary {
             B::Add | B::Multiply | B::Divide | B::Equal | B::NotEqual => ALL,
             B::LogicalAnd | B::LogicalOr | B::LogicalXor => ALL,
             B::Greater | B::GreaterEqual | B::Less | B::LessEqual | B::Maximum | B::Minimum => BOOL | REAL,
-            B::FloorDivide | B::Remainder => REAL,
-            B::Subtract | B::Pow => NUMBER,
+            B::FloorDivide | B::Remainder => BOOL | REAL,
+            B::Pow => ALL,
+            B::Subtract => NUMBER,
         };
         check(name, promoted, kinds, words(kinds))?;
         let from = match self {
             B::Copysign | B::Hypot | B::Logaddexp | B::Atan2 | B::Divide => promoted.to_inexact(),
+            B::FloorDivide | B::Remainder | B::Pow if promoted == DType::Bool => DType::Int8,
             _ => promoted,
         };
         let to = match self {
-            B::Equal | B::NotEqual | B::Greater | B::GreaterEqual | B::Less | B::LessEqual => DType::Bool,
+            _ if self.is_comparison() => DType::Bool,
             B::LogicalAnd | B::LogicalOr | B::LogicalXor => DType::Bool,
             _ => from,
         };

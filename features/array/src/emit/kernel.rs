@@ -19,6 +19,8 @@ use crate::program::{Along, Form, Place, Program, Step, Value, vectors_of_a_thre
 pub(crate) const RUN: i64 = 1 << 14;
 /// Threads of a GPU's block.
 pub(crate) const THREADS: u32 = 256;
+/// Additions of a chain of floats.
+const CHAIN: i64 = 16;
 /// Threads of a warp, which share a row that is reduced.
 pub(crate) const WARP: u32 = 32;
 
@@ -499,6 +501,58 @@ impl<'b> Context<'_, 'b> {
         });
     }
 
+    /// Is a sum of floats among the reductions?
+    fn sums_floats(&self) -> bool {
+        let sums = |(op, _, dtype): &(Reduction, Value, DType)| *op == Reduction::Sum && dtype.is_inexact();
+        self.program.reductions.iter().any(sums)
+    }
+
+    /// One set of reductions of several.
+    fn joined(&self, sums: Sums<'b>) -> Sums<'b> {
+        let mut sets = sums.0.chunks(self.program.reductions.len());
+        let first = sets.next().unwrap_or_default().to_vec();
+        Sums(sets.fold(first, |joined, set| self.combined(&joined, set)))
+    }
+
+    /// Folds `take` over `low..high` into sets of reductions like `begin`, and joins them.
+    ///
+    /// Floats are summed in chains of [`CHAIN`] additions, and the chains' sums with compensation (Kahan 1965), so the error hardly grows with
+    /// the number of elements, and the chains don't wait for each other.
+    fn chained(
+        &self,
+        [low, high]: [Val<'b>; 2],
+        step: i64,
+        begin: Sums<'b>,
+        take: impl FnOnce(Val<'b>, Sums<'b>) -> Sums<'b>,
+    ) -> Sums<'b> {
+        let k = self.k;
+        if !self.sums_floats() {
+            return self.joined(k.range(low, high).step(step).fold(begin, take));
+        }
+        let reductions = &self.program.reductions;
+        let identity = self.joined(begin.clone());
+        let errors = identity.0.iter().map(|sum| sum.map(zero));
+        let carried = Sums(identity.0.iter().copied().chain(errors).collect());
+        let mut result = k.range(low, high).step(step * CHAIN).fold(carried, |first, carried| {
+            let count = ((high - first + (step - 1)).div_u(k.i64(step))).min(CHAIN);
+            let chain = k.range(k.i64(0), count).fold(begin, |n, sums| take(first + n * step, sums));
+            let chain = self.joined(chain);
+            let (sums, errors) = carried.0.split_at(reductions.len());
+            let one = reductions.iter().zip(sums).zip(errors.iter().zip(chain.0));
+            let (sums, errors): (Vec<_>, Vec<_>) = one
+                .map(|(((op, _, dtype), sum), (error, chain))| {
+                    match *op == Reduction::Sum && dtype.is_inexact() {
+                        true => compensated(*sum, *error, chain),
+                        false => (Self::combine(*op, *sum, chain), *error),
+                    }
+                })
+                .unzip();
+            Sums(sums.into_iter().chain(errors).collect())
+        });
+        result.0.truncate(reductions.len());
+        result
+    }
+
     /// The reductions along a dimension of the most whole groups of elements, `step` apart, which are read together; and where the next begins.
     fn several(
         &self,
@@ -509,22 +563,17 @@ impl<'b> Context<'_, 'b> {
         lanes: u8,
     ) -> (Val<'b>, Sums<'b>) {
         let several: usize = if self.form.cpu { 1 } else { 4 };
-        if several == 1 {
-            return (first, self.begin(lanes));
-        }
         let far = first + ((end - first) & -(step * several as i64));
         let of_one = self.program.reductions.len();
         let begun = Sums((0..several).flat_map(|_| self.begin(lanes).0).collect());
-        let sums = self.k.range(first + own, far).step(step * several as i64).fold(begun, |i, sums| {
+        let sums = self.chained([first + own, far], step * several as i64, begun, |i, sums| {
             let of = sums.0.chunks(of_one).zip(0..).flat_map(|(sums, n)| {
                 at[along] = i + n * step;
                 self.take(Sums(sums.to_vec()), at, lanes).0
             });
             Sums(of.collect())
         });
-        let mut each = sums.0.chunks(of_one).map(<[_]>::to_vec);
-        let one = each.next().unwrap_or_default();
-        (far, Sums(each.fold(one, |sums, others| self.combined(&sums, &others))))
+        (far, sums)
     }
 
     /// The last dimension is reduced: a processor's thread takes rows, a GPU's warp one.
@@ -548,12 +597,18 @@ impl<'b> Context<'_, 'b> {
                     let whole = first + ((end - first) & -step);
                     let (far, wide) =
                         self.several(&mut at, last, [first, own * i64::from(lanes), end], step, lanes);
-                    let wide =
-                        k.range(far + own * i64::from(lanes), whole).step(step).fold(wide, |i, sums| {
-                            at[last] = i;
-                            self.take(sums, &at, lanes)
-                        });
-                    let mut wide = wide.0;
+                    // A processor has taken all.
+                    let mut wide = match self.form.cpu {
+                        true => wide.0,
+                        false => {
+                            let rest = k.range(far + own * i64::from(lanes), whole).step(step);
+                            let taken = rest.fold(wide, |i, sums| {
+                                at[last] = i;
+                                self.take(sums, &at, lanes)
+                            });
+                            taken.0
+                        }
+                    };
                     let mut width = lanes;
                     // Lanes are added in a fixed order, halves first.
                     let mut parts: Vec<Vec<V<'b>>> = (0..width)
@@ -570,11 +625,14 @@ impl<'b> Context<'_, 'b> {
                     sums = Sums(wide);
                     rest = whole;
                 }
-                let sums = k.range(rest + own, end).step(threads).fold(sums, |i, sums| {
+                let take = |i, sums| {
                     at[last] = i;
                     self.take(sums, &at, 1)
-                });
-                let mut sums = sums.0;
+                };
+                let mut sums = match lanes {
+                    1 => self.chained([rest + own, end], threads, sums, take).0,
+                    _ => k.range(rest + own, end).step(threads).fold(sums, take).0,
+                };
                 if !self.form.cpu {
                     for distance in [16, 8, 4, 2, 1] {
                         let others: Vec<_> = sums.iter().map(|sum| shuffled(*sum, distance)).collect();
@@ -600,15 +658,32 @@ impl<'b> Context<'_, 'b> {
         self.results(results, self.extent(reduced), [rows, part], false, |number, _, [first, end], part| {
             self.place_of(number.div_u(vectors), &outer, &mut at);
             at[last] = number.rem_u(vectors) * i64::from(lanes);
-            let (far, sums) = self.several(&mut at, reduced, [first, k.i64(0), end], 1, lanes);
-            let sums = k.range(far, end).fold(sums, |r, sums| {
-                at[reduced] = r;
-                self.take(sums, &at, lanes)
-            });
+            let (far, mut sums) = self.several(&mut at, reduced, [first, k.i64(0), end], 1, lanes);
+            if !self.form.cpu {
+                sums = k.range(far, end).fold(sums, |r, sums| {
+                    at[reduced] = r;
+                    self.take(sums, &at, lanes)
+                });
+            }
             at[reduced] = k.i64(0);
             self.end(sums.0, &at, lanes, part);
         });
     }
+}
+
+/// A sum with a chain's sum added, and the rounding error of that addition, by which the next one is corrected.
+fn compensated<'b>(sum: V<'b>, error: V<'b>, chain: V<'b>) -> (V<'b>, V<'b>) {
+    let part = |sum: Val<'b>, error: Val<'b>, chain: Val<'b>| {
+        let added = chain - error;
+        let next = sum + added;
+        let error = (next - sum) - added;
+        // An infinite sum has no error.
+        let finite = error.abs().lt(constant(error, f64::INFINITY));
+        (next, finite.select(error, zero(error)))
+    };
+    let (re, re_error) = part(sum.re, error.re, chain.re);
+    let im = sum.im.zip(error.im).zip(chain.im).map(|((sum, error), chain)| part(sum, error, chain));
+    (V { re, im: im.map(|im| im.0), ..sum }, V { re: re_error, im: im.map(|im| im.1), ..sum })
 }
 
 /// What a warp's neighbour has.
@@ -626,6 +701,7 @@ fn shuffled(sum: V<'_>, distance: i32) -> V<'_> {
 }
 
 /// The sums of a program's reductions.
+#[derive(Clone)]
 struct Sums<'b>(Vec<V<'b>>);
 
 impl<'b> vm_ir::builder::Carry<'b> for Sums<'b> {

@@ -246,32 +246,69 @@ fn minimum<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> Val<'b> {
     }
 }
 
+/// Is a truth value true in one lane at least?
+fn any_lane(value: Val<'_>) -> Val<'_> {
+    match value.ty().lanes() {
+        1 => value,
+        lanes => (1..lanes).fold(value.lane(0), |any, lane| any | value.lane(lane)),
+    }
+}
+
+/// Returns the exact remainder of finite `a` ≥ 0 by finite `b` > 0.
+///
+/// Each step takes off a multiple of b·2ⁿ, n falling to 0, whose quotient is below 2^21 (2^50 of f64): the quotient's integer part and what
+/// `fma` leaves of `a` are exact then. Where `a` is below b·2^21 there is one step.
+fn remainder_exact<'b>(a: Val<'b>, b: Val<'b>) -> Val<'b> {
+    let k = a.builder();
+    let bits = if a.ty().scalar() == Scalar::F64 { 50 } else { 21 };
+    let (up, down) = (constant(a, 2.0f64.powi(bits)), constant(a, 2.0f64.powi(-bits)));
+    let step = |rest: Val<'b>, by: Val<'b>| {
+        let left = (-(rest / by).fix()).fma(by, rest);
+        // The quotient may have been rounded up to the next integer.
+        left.lt(zero(left)).select(left + by, left)
+    };
+    let above = |by: Val<'b>| a.ge(by * up);
+    let by = k.while_(b, |by| any_lane(above(by)), |by| above(by).select(by * up, by));
+    let (rest, _) = k.while_(
+        (a, by),
+        |(_, by)| any_lane(by.gt(b)),
+        |(rest, by)| (step(rest, by), by.gt(b).select(by * down, by)),
+    );
+    step(rest, b)
+}
+
+/// Quotient, rounded down, and remainder of floats as CPython and numpy compute them, but that the quotient of an infinite number is
+/// infinite, as the array API standard has it.
+fn divide_floats<'b>(a: Val<'b>, b: Val<'b>) -> (Val<'b>, Val<'b>) {
+    let (none, one) = (zero(a), constant(a, 1.0));
+    let infinity = constant(a, f64::INFINITY);
+    let bad = b.eq(none) | !a.abs().lt(infinity) | b.ne(b);
+    let unbounded = b.abs().eq(infinity);
+    let trivial = bad | unbounded;
+    let rest = remainder_exact(trivial.select(none, a.abs()), trivial.select(one, b.abs()));
+    let rest = unbounded.select(a, copysign(rest, a));
+    let whole = (a - rest) / b;
+    let unlike = rest.ne(none) & (negative(rest) ^ negative(b));
+    let whole = unlike.select(whole - one, whole);
+    let floor = whole.floor();
+    let floor = (whole - floor).gt(constant(a, 0.5)).select(floor + one, floor);
+    let floor = whole.eq(none).select(copysign(none, a / b), floor);
+    let modulo = rest.eq(none).select(copysign(none, b), unlike.select(rest + b, rest));
+    (bad.select(a / b, floor), bad.select(constant(a, f64::NAN), modulo))
+}
+
 /// Quotient, rounded down, and remainder, of the divisor's sign, as Python has them.
 fn divide_floor<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> (Val<'b>, Val<'b>) {
     let none = zero(a);
     match dtype.kind() {
         Kind::Unsigned => (a.div_u(b), b.eq(none).select(none, a.rem_u(b))),
-        Kind::Float => {
-            let quotient = a / b;
-            let whole = quotient.fix();
-            // All of a finite number is left of an infinite divisor.
-            let infinite = b.abs().eq(constant(a, f64::INFINITY));
-            let rest = infinite.select(a, (-whole).fma(b, a));
-            // Where the quotient was rounded up to a whole number.
-            let over = rest.ne(none) & (negative(rest) ^ negative(a));
-            let one = copysign(constant(a, 1.0), quotient);
-            let (whole, rest) =
-                (over.select(whole - one, whole), over.select((-(whole - one)).fma(b, a), rest));
-            let rest = whole.eq(none).select(a, rest);
-            let unlike = rest.ne(none) & (negative(rest) ^ negative(b));
-            let one = constant(a, 1.0);
-            let floor = unlike.select(whole - one, whole);
-            let modulo = rest.eq(none).select(copysign(none, b), unlike.select(rest + b, rest));
-            let nan = constant(a, f64::NAN);
-            let bad = b.eq(none) | !a.abs().lt(constant(a, f64::INFINITY)) | b.ne(b);
-            // The standard's quotient of an infinite number is infinite, where numpy has none.
-            (bad.select(quotient, floor), bad.select(nan, modulo))
-        }
+        Kind::Float => match a.ty().scalar() {
+            narrow @ (Scalar::F16 | Scalar::Bf16) => {
+                let (floor, modulo) = divide_floor(dtype, a.to(Scalar::F32), b.to(Scalar::F32));
+                (floor.to(narrow), modulo.to(narrow))
+            }
+            _ => divide_floats(a, b),
+        },
         _ => {
             let (quotient, rest) = (a / b, a % b);
             let unlike = rest.ne(none) & ((rest ^ b).lt(none));
@@ -386,8 +423,24 @@ mod complex {
         (a.0 * b.0 - a.1 * b.1, a.0 * b.1 + a.1 * b.0)
     }
 
-    fn real<'b>(like: C<'b>, number: f64) -> C<'b> {
-        (constant(like.0, number), zero(like.0))
+    /// 1 / a.
+    fn reciprocal(a: C<'_>) -> C<'_> {
+        div((constant(a.0, 1.0), zero(a.0)), a)
+    }
+
+    /// 1 + a. The imaginary part is not added to, as zeros on a branch cut keep their signs.
+    fn one_plus(a: C<'_>) -> C<'_> {
+        (a.0 + constant(a.0, 1.0), a.1)
+    }
+
+    /// 1 − a.
+    fn one_minus(a: C<'_>) -> C<'_> {
+        (constant(a.0, 1.0) - a.0, -a.1)
+    }
+
+    /// The greater magnitude of both parts, which is no number only if neither is greater.
+    fn most(a: C<'_>) -> Val<'_> {
+        a.0.abs().max(a.1.abs())
     }
 
     fn scale<'b>(a: C<'b>, by: f64) -> C<'b> {
@@ -430,11 +483,21 @@ mod complex {
     }
 
     fn sqrt(a: C<'_>) -> C<'_> {
-        let half = constant(a.0, 0.5);
-        let t = ((a.0.abs() + hypot(a.0, a.1)) * half).sqrt();
-        let other = t.eq(zero(t)).select(zero(t), a.1.abs() * half / t);
+        let c = |number| constant(a.0, number);
+        // Scaled by an even power of two, so that neither the sum overflows nor small numbers lose digits.
+        let (large, small) = (most(a).gt(c(2.0f64.powi(60))), most(a).lt(c(2.0f64.powi(-60))));
+        let scale =
+            |down: i32, up: i32| large.select(c(2.0f64.powi(down)), small.select(c(2.0f64.powi(up)), c(1.0)));
+        let (by, back) = (scale(-100, 100), scale(50, -50));
+        let (x, y) = (a.0 * by, a.1 * by);
+        let t = ((x.abs() + hypot(x, y)) * c(0.5)).sqrt();
+        let other = t.eq(zero(t)).select(zero(t), y.abs() * c(0.5) / t) * back;
+        let t = t * back;
         let right = !negative(a.0);
-        (right.select(t, other), copysign(right.select(other, t), a.1))
+        let infinite = is_infinite(a.1);
+        let re = infinite.select(c(f64::INFINITY), right.select(t, other));
+        let im = infinite.select(c(f64::INFINITY), right.select(other, t));
+        (re, copysign(im, a.1))
     }
 
     fn sinh(a: C<'_>) -> C<'_> {
@@ -465,6 +528,23 @@ mod complex {
         (re, y.eq(zero(y)).select(y, im))
     }
 
+    /// a (1 + c a² + d a⁴), of small numbers, with their signs.
+    fn odd_series<'b>(a: C<'b>, [c, d]: [f64; 2]) -> C<'b> {
+        let square = mul(a, a);
+        let value = mul(a, one_plus(mul(square, add(scale(square, d), (constant(a.0, c), zero(a.0))))));
+        (copysign(value.0, a.0), copysign(value.1, a.1))
+    }
+
+    /// Is it so small that `odd_series` is exact to the last digit?
+    fn is_small(a: C<'_>) -> Val<'_> {
+        let bits = if a.0.ty().scalar() == Scalar::F64 { -10 } else { -5 };
+        most(a).lt(constant(a.0, 2.0f64.powi(bits)))
+    }
+
+    fn choose<'b>(which: Val<'b>, a: C<'b>, b: C<'b>) -> C<'b> {
+        (which.select(a.0, b.0), which.select(a.1, b.1))
+    }
+
     /// i a.
     fn turn(a: C<'_>) -> C<'_> {
         (-a.1, a.0)
@@ -479,14 +559,17 @@ mod complex {
         // The half plane in which nothing cancels.
         let flip = negative(a.0);
         let b = (a.0.abs(), flip.select(-a.1, a.1));
-        let one = real(a, 1.0);
-        let root = mul(sqrt(add(one, turn(b))), sqrt(sub(one, turn(b))));
+        let root = mul(sqrt(one_plus(turn(b))), sqrt(one_minus(turn(b))));
         let value = log(add(b, root));
-        let infinite = is_infinite(b.0) | is_infinite(b.1);
-        let re = infinite.select(constant(a.0, f64::INFINITY), value.0);
-        let im = infinite.select(atan2(b.1, b.0), value.1);
+        // Far out it is ln 2b.
+        let far = most(b).gt(constant(a.0, 2.0f64.powi(40)));
+        let part = constant(a.0, 0.25);
+        let log_2b = hypot(b.0 * part, b.1 * part).log() + constant(a.0, 3.0 * LN_2);
+        let re = far.select(log_2b, value.0);
+        let im = far.select(atan2(b.1, b.0), value.1);
         let value = (re, a.1.eq(zero(a.1)).select(b.1, im));
-        (flip.select(-value.0, value.0), flip.select(-value.1, value.1))
+        let value = (flip.select(-value.0, value.0), flip.select(-value.1, value.1));
+        choose(is_small(a), odd_series(a, [-1.0 / 6.0, 3.0 / 40.0]), value)
     }
 
     fn acos(a: C<'_>) -> C<'_> {
@@ -495,13 +578,16 @@ mod complex {
     }
 
     fn atanh(a: C<'_>) -> C<'_> {
-        let one = real(a, 1.0);
-        let value = scale(sub(log(add(one, a)), log(sub(one, a))), 0.5);
+        let value = scale(sub(log(one_plus(a)), log(one_minus(a))), 0.5);
         let infinite = is_infinite(a.0) | is_infinite(a.1);
         let right = copysign(constant(a.1, FRAC_PI_2), a.1);
         let right = a.1.ne(a.1).select(a.1, right);
-        let re = infinite.select(copysign(zero(a.0), a.0), value.0);
-        (a.0.eq(zero(a.0)).select(a.0, re), infinite.select(right, value.1))
+        // Far out the real part is that of 1 / a.
+        let m = hypot(a.0, a.1);
+        let far = m.gt(constant(a.0, 2.0f64.powi(30)));
+        let re = infinite.select(copysign(zero(a.0), a.0), far.select(a.0 / m / m, value.0));
+        let value = (a.0.eq(zero(a.0)).select(a.0, re), infinite.select(right, value.1));
+        choose(is_small(a), odd_series(a, [1.0 / 3.0, 1.0 / 5.0]), value)
     }
 
     /// e^a − 1: its real part is (e^x − 1) cos y − 2 sin² (y / 2).
@@ -531,13 +617,24 @@ mod complex {
             U::Positive => a,
             U::Negative => each(|x| -x),
             U::Conj => (a.0, -a.1),
-            U::Square => mul(a, a),
-            U::Reciprocal => div(real(a, 1.0), a),
+            U::Square => {
+                // Neither square overflows where their difference does not.
+                let half = constant(a.0, 0.5);
+                let re = (a.0 - a.1) * (a.0 * half + a.1 * half);
+                (re + re + zero(re), a.0 * a.1 + a.1 * a.0)
+            }
+            U::Reciprocal => reciprocal(a),
             U::Round => each(|x| x.round()),
             U::Sign => {
+                // Towards an infinite part that is the only one.
+                let (x, y) = (is_infinite(a.0), is_infinite(a.1));
+                let far = x ^ y;
+                let towards =
+                    |part: Val<'b>, is: Val<'b>| is.select(copysign(constant(part, 1.0), part), zero(part));
                 let m = hypot(a.0, a.1);
                 let none = m.eq(zero(m));
-                (none.select(m, a.0 / m), none.select(m, a.1 / m))
+                let of = |part: Val<'b>, is| far.select(towards(part, is), none.select(m, part / m));
+                (of(a.0, x), of(a.1, y))
             }
             U::Sqrt => sqrt(a),
             U::Exp => exp(a),
@@ -549,7 +646,7 @@ mod complex {
             U::Log1p => {
                 // ln |1 + a| = ln(1 + 2 x + x² + y²) / 2.
                 let small = log1p(a.0 * (a.0 + constant(a.0, 2.0)) + a.1 * a.1) * constant(a.0, 0.5);
-                let b = add(a, real(a, 1.0));
+                let b = one_plus(a);
                 let near = hypot(a.0, a.1).lt(constant(a.0, 0.5));
                 (near.select(small, hypot(b.0, b.1).log()), atan2(b.1, b.0))
             }

@@ -21,8 +21,9 @@ impl Array {
     pub fn scan(&self, op: Reduction, axis: i64, dtype: Option<DType>) -> Result<Array> {
         let axis = layout::axis("scan", axis, self.ndim())?;
         let to = dtype.map_or_else(|| op.of(self.dtype()), Ok)?;
+        let converted = self.cast(to)?;
         if self.size() == 0 {
-            return self.cast(to);
+            return Ok(converted);
         }
         let shape = self.shape().to_vec();
         let [outer, n, inner] =
@@ -36,7 +37,8 @@ impl Array {
             let rows = tiles::scanned(&turn(self, [n, inner])?, op, to, [outer * inner, n])?;
             return turn(&rows, [inner, n])?.reshape(&shape);
         }
-        scanned(&self.cast(to)?.reshape(&[outer, n, inner])?, op, [outer, n, inner])?.reshape(&shape)
+        let wide = self.cast(op.accumulator(to))?.reshape(&[outer, n, inner])?;
+        scanned(&wide, op, [outer, n, inner])?.reshape(&shape)?.cast(to)
     }
 }
 

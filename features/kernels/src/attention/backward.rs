@@ -7,7 +7,7 @@
 //! Packed sequences and other heads have [`SplitBackward`](super::SplitBackward).
 
 use super::plan::{Order, Seen, each_tile, narrow, wide};
-use super::{LEAST, LOG2_E, Mask};
+use super::{LOG2_E, Mask, UNSEEN};
 use vm_ir::builder::{BuildError, Builder, ChannelRef, Factor, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::op::Axis;
 use vm_ir::types::Type;
@@ -397,7 +397,7 @@ impl Backward {
         // Sums of scores begin with what makes weights of them, and those of slopes with what is taken off.
         let unscaled = -scale.rcp();
         let begin_sums = || {
-            b.map([from_lse], [from_lse], |_, _, [log]| [log.gt(LEAST).select(log * unscaled, 0.0)]);
+            b.map([from_lse], [from_lse], |_, _, [log]| [log.gt(UNSEEN).select(log * unscaled, 0.0)]);
             b.map([scores, slopes], [from_lse, from_delta], |_, _, [log, delta]| [log, -delta]);
         };
         let get_rows = |of_q: Val<'b>, query: Val<'b>| {

@@ -6,7 +6,7 @@
 //! PagedAttention", 2023).
 
 use super::plan::{narrow, wide};
-use super::{LEAST, LOG2_E};
+use super::{LOG2_E, UNSEEN, seen_or_zero};
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::op::Axis;
 use vm_ir::types::Type;
@@ -227,7 +227,7 @@ impl Decode {
         // Query i sees the keys up to its own place, so that there is one more than that.
         b.map([head.limit], [], |row, _, []| [short - queries + 1 + (row + first_row).rem_u(queries)]);
         head.values.fill(0.0);
-        head.greatest.fill(LEAST);
+        head.greatest.fill(UNSEEN);
         head.sum.fill(0.0);
         b.if_(last.gt(first), || {
             head.from_q.fetch(q, [sequence, of_head, row, zero]);
@@ -263,7 +263,7 @@ impl Decode {
                         b.map([*scores], [*scores, head.limit], |_, column, [score, limit]| {
                             let seen = (column + key).lt(limit);
                             let seen = row.map_or(seen, |row| seen & (column + row).lt(page_size));
-                            [seen.select(score, LEAST)]
+                            [seen.select(score, UNSEEN)]
                         });
                     }
                 };
@@ -282,15 +282,12 @@ impl Decode {
             head.from_q.release();
         });
         let at = (sequence * k.extent(1) + of_head).named("row_of_parts");
-        b.map([head.next], [head.sum, head.greatest], |_, _, [sum, greatest]| {
-            let log = greatest.fma(head.scale, sum.log2().fast()) * std::f32::consts::LN_2;
-            [greatest.gt(LEAST).select(log, f32::NEG_INFINITY)]
-        });
         b.map([head.shrink], [head.sum, head.greatest], |_, _, [sum, greatest]| {
-            [greatest.gt(LEAST).select(sum.rcp().fast(), 0.0)]
+            [greatest.gt(UNSEEN).select(sum.rcp().fast(), 0.0)]
         });
         b.map([head.values], [head.values, head.shrink], |_, _, [value, by]| [value * by]);
-        head.next.put(sums, [split, at, row]);
+        head.greatest.put(sums, [split * 2, at, row]);
+        head.sum.put(sums, [split * 2 + 1, at, row]);
         head.values.put(parts, [split, at, row, zero]);
         block.kernel()
     }
@@ -300,17 +297,14 @@ impl Decode {
         let Head { b, greatest, sum, shrink, next, values, scale, .. } = head;
         b.map([*next], [*greatest], |_, _, before| before);
         head.scores.iter().for_each(|scores| next.row_max(*scores));
-        b.map([*shrink, *greatest], [*greatest, *next], |_, _, [before, now]| {
-            [((before - now) * *scale).exp2().fast(), now]
-        });
-        // Where nothing was seen yet, nothing is taken off, so that what is masked comes to zero.
-        b.map([*next], [*greatest], |_, _, [greatest]| {
-            [greatest.gt(LEAST).select(-(greatest * *scale), 0.0)]
+        b.map([*shrink, *next, *greatest], [*greatest, *next], |_, _, [before, now]| {
+            let below = seen_or_zero(now);
+            [((before - below) * *scale).exp2().fast(), below, now]
         });
         b.map([*sum], [*sum, *shrink], |_, _, [sum, shrink]| [sum * shrink]);
         for (scores, weights) in head.scores.iter().zip(&head.weights) {
             b.map([*scores], [*scores, *next], |_, _, [score, below]| {
-                [score.fma(*scale, below).exp2().fast()]
+                [((score - below) * *scale).exp2().fast()]
             });
             sum.row_add(*scores);
             if self.element != Scalar::F32 {
@@ -320,7 +314,7 @@ impl Decode {
         b.map([*values], [*values, *shrink], |_, _, [value, shrink]| [value * shrink]);
     }
 
-    /// The second kernel, of parameters `parts`, `sums` and `o`: joins what the splits found. It has a block of threads for each 8
+    /// The second kernel, of parameters `parts`, `sums`, `o` and `scale`: joins what the splits found. It has a block of threads for each 8
     /// rows along x, each head of keys along y, and each sequence along z.
     ///
     /// # Errors
@@ -337,33 +331,34 @@ impl Decode {
         let parts = self.view(b, "parts", Scalar::F32, Access::Read);
         let sums = b.view("sums", Scalar::F32, 3, Access::Read);
         let o = self.view(b, "o", element, Access::Write);
+        let scale = b.scalar("scale", Type::F32) * LOG2_E;
         let (head, batch) = (wide(b.block_id(Axis::Y)), wide(b.block_id(Axis::Z)));
         let thread = b.thread_id(Axis::X);
         let (warp, lane) = (thread.shr_u(5), thread & 31);
         let row = wide(b.block_id(Axis::X)) * i64::from(THREADS / 32) + wide(warp);
         let at = batch * o.extent(1) + head;
-        let splits = sums.extent(0);
+        let splits = parts.extent(0);
         // Two elements at a time, and as many times as there are in a row.
         let columns: Vec<_> = (0..dim / 64).map(|part| wide(lane * 2 + (part * 64) as i32)).collect();
         // Warps take rows as a whole, and those behind the last row the last one, without a result: lanes tell each other weights.
         let of = row.min(o.extent(2) - 1);
         let zero = b.i64(0);
-        let log_sum = |first: Val<'b>| {
+        let of_split = |first: Val<'b>, which: i64, other: f32| {
             let split = first + wide(lane);
-            let found = sums.at([split.min(splits - 1), at, of]).load();
-            split.lt(splits).select(found, f32::NEG_INFINITY)
+            let found = sums.at([split.min(splits - 1) * 2 + which, at, of]).load();
+            split.lt(splits).select(found, other)
         };
-        let greatest = b
+        let greatest = |first: Val<'b>| of_split(first, 0, UNSEEN);
+        let most = b
             .range(zero, splits)
             .step(32)
-            .fold(b.f32(f32::NEG_INFINITY), |first, greatest| greatest.max(log_sum(first)))
+            .fold(b.f32(UNSEEN), |first, most| most.max(greatest(first)))
             .warp_max();
-        // Of no key seen by any there is no greatest.
-        let below = greatest.gt(LEAST).select(greatest, 0.0);
+        let below = seen_or_zero(most);
         let nothing = b.f32(0.0).splat(2);
         let zeros = vec![nothing; columns.len()];
         let (sum, found) = b.range(zero, splits).step(32).fold((b.f32(0.0), zeros), |first, (sum, found)| {
-            let weight = ((log_sum(first) - below) * LOG2_E).exp2().fast();
+            let weight = ((greatest(first) - below) * scale).exp2().fast() * of_split(first, 1, 0.0);
             let here = (splits - first).min(32).to(Scalar::I32);
             let found = b.range(b.i32(0), here).step(AT_ONCE).fold(found, |begin, found| {
                 // What several splits found is on its way at a time; behind the last there is nothing.

@@ -1,7 +1,7 @@
 //! The forward kernel.
 
 use super::plan::{Order, Seen, Sequences, each_tile, narrow, wide};
-use super::{LEAST, LOG2_E, Mask};
+use super::{LOG2_E, Mask, UNSEEN, seen_or_zero};
 use crate::call::kernel_name;
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::types::Type;
@@ -33,8 +33,8 @@ pub struct Attention {
     pub groups: u32,
     /// In which order tiles are worked on.
     pub order: Order,
-    /// Is `bias` added to each scaled score? It is the last parameter, of f32, `[queries, keys]`, the same for all heads; −∞ (and
-    /// what is below −3·10³⁸) masks a key. Of sequences that are not packed.
+    /// Is `bias` added to each scaled score? It is the last parameter, of f32, `[queries, keys]`, the same for all heads; −∞
+    /// masks a key. Of sequences that are not packed.
     pub bias: bool,
     /// Do queries, keys and values have any number of elements up to [`dims`](Self::dims)? Else just these.
     pub padded: bool,
@@ -79,17 +79,15 @@ impl<'b> Softmax<'b> {
         let scale = self.scale;
         k.map([self.next], [self.greatest], |_, _, before| before);
         self.next.row_max(self.scores);
-        k.map([self.shrink, self.greatest], [self.greatest, self.next], |_, _, [before, now]| {
-            [((before - now) * scale).exp2().fast(), now]
+        k.map([self.shrink, self.next, self.greatest], [self.greatest, self.next], |_, _, [before, now]| {
+            let below = seen_or_zero(now);
+            [((before - below) * scale).exp2().fast(), below, now]
         });
-        // Where nothing was seen yet, nothing is taken off, so that what is masked comes to zero.
-        k.map([self.next], [self.greatest], |_, _, [greatest]| {
-            let below = -(greatest * scale);
-            let below = if self.power == 0.0 { below } else { below + self.power };
-            [greatest.gt(LEAST).select(below, 0.0)]
-        });
+        // Differences come first: a product with the scale is rounded, and of scores of 10^10 that rounding is beyond any exponent.
         k.map([self.scores], [self.scores, self.next], |_, _, [score, below]| {
-            [score.fma(scale, below).exp2().fast()]
+            let score = score - below;
+            let power = if self.power == 0.0 { score * scale } else { score.fma(scale, self.power) };
+            [power.exp2().fast()]
         });
         k.map([self.sum], [self.sum, self.shrink], |_, _, [sum, shrink]| [sum * shrink]);
         self.sum.row_add(self.scores);
@@ -405,7 +403,7 @@ impl Attention {
             b.if_(seen.masks(row, queries, at, keys), || {
                 let seen = seen.within(row, at);
                 b.map([softmax.scores], [softmax.scores], |query, key, [score]| {
-                    [seen(query, key).select(score, LEAST)]
+                    [seen(query, key).select(score, UNSEEN)]
                 });
             });
         };
@@ -424,7 +422,7 @@ impl Attention {
         for part in parts {
             b.map([part.sum], [], |_, _, []| [b.f32(0.0)]);
         }
-        softmax.greatest.fill(LEAST);
+        softmax.greatest.fill(UNSEEN);
         softmax.sum.fill(0.0);
         b.if_(tiles.gt(first), || {
             let last = ((tiles - 1) * of_keys).named("last");
@@ -490,8 +488,9 @@ impl Attention {
             b.map([softmax.shrink], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
                 let log = sum.log2().fast();
                 let log = if softmax.power == 0.0 { log } else { log - softmax.power };
-                let log = greatest.fma(softmax.scale, log) * std::f32::consts::LN_2;
-                [greatest.gt(LEAST).select(log, f32::NEG_INFINITY)]
+                let log = log * std::f32::consts::LN_2;
+                let log = greatest.fma(softmax.scale * std::f32::consts::LN_2, log);
+                [greatest.gt(UNSEEN).select(log, f32::NEG_INFINITY)]
             });
             match self.packed {
                 true => softmax.shrink.put_rows(log_sums, [batch, of_q, at], queries - row),
@@ -501,7 +500,7 @@ impl Attention {
         // A query that sees no key has no greatest score.
         b.map([softmax.sum], [softmax.sum, softmax.greatest], |_, _, [sum, greatest]| {
             let by = sum.rcp().fast();
-            [greatest.gt(LEAST).select(scale.map_or(by, |scale| by * scale), 0.0)]
+            [greatest.gt(UNSEEN).select(scale.map_or(by, |scale| by * scale), 0.0)]
         });
         for part in parts {
             b.map([part.out], [part.sum, softmax.sum], |_, _, [sum, by]| [(sum * by).to(self.element)]);

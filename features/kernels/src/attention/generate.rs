@@ -147,13 +147,14 @@ impl Function for DecodeAttention {
         let mut workspace = Workspace::default();
         // Launches of more sequences than a grid has room for take turns with those that join, in the same workspace.
         let parts = [u64::from(grid[0]), batch.min(MAX_GRID_YZ.into()) * shared, rows, dim];
+        // The greatest score of each split's rows, and the sum of exponentials below it.
+        let sums = [2 * parts[0], parts[1], parts[2]];
         let [sums, parts] =
-            [&parts[..3], &parts[..]].map(|extents| (workspace.take(Scalar::F32, extents), [None; 2]));
-        let numbers = [Operand::f32(scale), Operand::i32(1)].map(|number| (number, [None; 2]));
-        operands.extend([parts.clone(), sums.clone()]);
-        operands.extend(numbers);
+            [&sums[..], &parts[..]].map(|extents| (workspace.take(Scalar::F32, extents), [None; 2]));
+        let [scale, one] = [Operand::f32(scale), Operand::i32(1)].map(|number| (number, [None; 2]));
+        operands.extend([parts.clone(), sums.clone(), scale.clone(), one]);
         let splits = Launch::folded(Entry::Decode(variant), grid[0], [grid[1].into(), batch], &operands);
-        let operands = [parts, sums, (o, sequences)];
+        let operands = [parts, sums, (o, sequences), scale];
         let joined = rows.div_ceil(JOINED) as u32;
         let joins = Launch::folded(Entry::DecodeJoin(variant), joined, [shared, batch], &operands);
         let launches = splits.into_iter().zip(joins).flat_map(|(split, join)| [split, join]).collect();

@@ -43,6 +43,8 @@ pub use self_attention::{SelfAttention, SelfAttentionBackward};
 pub use split::{Gradient, SplitBackward};
 pub use table::{Forward, Generate};
 
+use vm_ir::builder::Val;
+
 /// Which keys a query sees. The last query's own place is that of the last key: query i is at i + keys − queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mask {
@@ -64,7 +66,12 @@ impl Mask {
     }
 }
 
-/// Below every score; not infinite, as differences of scores are taken.
-pub(crate) const LEAST: f32 = -3.0e38;
+/// The score of a key that a query does not see: below every finite one, so a row of the least finite scores is not taken for an empty one.
+pub(crate) const UNSEEN: f32 = f32::NEG_INFINITY;
 /// log2 e: exponentials are powers of two.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// The greatest score so far, or 0 where no key was seen yet: exponents below it are −∞ there, and not differences of infinities.
+fn seen_or_zero(greatest: Val<'_>) -> Val<'_> {
+    greatest.gt(UNSEEN).select(greatest, 0.0)
+}

@@ -8,7 +8,7 @@
 use super::backward::{THREADS, lanes, store_delta};
 use super::plan::{Order, Seen, Sequence, Sequences, each_tile, narrow, wide};
 use super::table::{OVERHEAD, staged};
-use super::{LEAST, LOG2_E, Mask};
+use super::{LOG2_E, Mask, UNSEEN};
 use crate::call::kernel_name;
 use vm_ir::builder::{BuildError, Builder, ChannelRef, FragmentRef, IRBlock, PlaceRef, Val};
 use vm_ir::types::Type;
@@ -283,8 +283,8 @@ impl SplitBackward {
         let Head { b, from_lse, .. } = *head;
         b.map([from_lse], [from_lse], |_, query, [log]| {
             // Who sees nothing has no sum; and what lies behind a packed sequence's last query has no weight.
-            let below = log.gt(LEAST).select(-(log * LOG2_E), 0.0);
-            [limit.map_or(below, |limit| query.lt(limit).select(below, LEAST))]
+            let below = log.gt(UNSEEN).select(-(log * LOG2_E), 0.0);
+            [limit.map_or(below, |limit| query.lt(limit).select(below, UNSEEN))]
         });
     }
 

@@ -107,13 +107,16 @@ fn scales(function: &DotProductAttention, which: usize) -> (Option<Tensor>, Vec<
     (Some(Tensor::from_f64s(Scalar::F32, &extents, numbers[..count].iter().copied())), numbers)
 }
 
-/// Of a bias: numbers, and masks at some keys; all keys of the second query.
+/// Of a bias: numbers, and masks at some keys; all keys of the second query, and of the next two finite numbers that mask none if they are everywhere.
 fn biases(queries: u64, keys: u64) -> Tensor {
     let mut numbers = random(5, Scalar::F32, &[queries, keys]).to_f64s();
     for (at, number) in (0..).zip(&mut numbers) {
         let (query, key): (u64, u64) = (at / keys, at % keys);
         match query {
             1 => *number = f64::NEG_INFINITY,
+            // All keys weigh the same.
+            2 => *number = -1e30,
+            3 => *number = f64::from(f32::MIN),
             _ if (key + query).is_multiple_of(5) && key > 0 => *number = f64::from(f32::MIN),
             _ => {}
         }
@@ -146,7 +149,7 @@ pub(super) fn define(
         let (of, query, head) = (row / heads / queries, row / heads % queries, row % heads);
         let place = |key: u64| ((of * keys + key) * shared + head / (heads / shared)) as usize * dim;
         let first = row as usize * dim;
-        let weight = |key: u64| {
+        let score = |key: u64| {
             let distance = (key + queries) as i64 - (query + keys) as i64;
             let [left, right] = function.window.map(i64::from);
             let seen = match mask {
@@ -156,11 +159,15 @@ pub(super) fn define(
             };
             let added = bias.map_or(0.0, |all| all[(query * keys + key) as usize]);
             let score = scale * dot(&q[first..][..dim], &k[place(key)..][..dim]) + added;
-            if seen && added >= -3e38 { score.exp() } else { 0.0 }
+            // As a sum of f32 is.
+            if seen { f64::from(score as f32) } else { f64::NEG_INFINITY }
         };
-        let weights: Vec<f64> = (0..keys).map(weight).collect();
+        let scores: Vec<f64> = (0..keys).map(score).collect();
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> =
+            scores.iter().map(|x| if *x == f64::NEG_INFINITY { 0.0 } else { (x - most).exp() }).collect();
         let sum: f64 = weights.iter().sum();
-        log_sums[((of * heads + head) * queries + query) as usize] = sum.ln();
+        log_sums[((of * heads + head) * queries + query) as usize] = most + sum.ln();
         let weights: Vec<f64> = weights.iter().map(|x| if sum == 0.0 { 0.0 } else { x / sum }).collect();
         let from = d_o.get(first..).map_or(&[][..], |from| &from[..dim.min(from.len())]);
         let slopes: Vec<f64> = (0..keys).map(|key| dot(from, &v[place(key)..])).collect();

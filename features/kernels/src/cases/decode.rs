@@ -25,12 +25,24 @@ pub(super) fn cases() -> Vec<Case> {
         ([8, 2, 1, 256], paged(29, 1, 5), F32, false),
         ([8, 1, 1, 64], paged(1, 80, 1), Bf16, false),
     ];
-    all.into_iter()
-        .map(|(extents, layout, element, packed)| decode(extents, layout, element, packed))
-        .collect()
+    let large = [([3, 4, 2, 64], whole(700), F32, true), ([8, 2, 1, 64], paged(29, 16, 5), Bf16, false)];
+    let cases = [(&all[..], false), (&large[..], true)];
+    let of = |(cases, large): (&[_], bool)| {
+        let case =
+            |(extents, layout, element, packed): &_| decode(*extents, *layout, *element, *packed, large);
+        cases.iter().map(case).collect::<Vec<Case>>()
+    };
+    cases.into_iter().flat_map(of).collect()
 }
 
-fn decode([batch, heads, shared, dim]: [u64; 4], layout: Layout, element: Scalar, packed: bool) -> Case {
+/// With `large` scores are of about 10^30, and many are equal.
+fn decode(
+    [batch, heads, shared, dim]: [u64; 4],
+    layout: Layout,
+    element: Scalar,
+    packed: bool,
+    large: bool,
+) -> Case {
     let heads_of = [heads, shared];
     let function =
         DecodeAttention { element, batch, heads: heads_of, dim: dim as u32, layout, packed, scale: 0.2 };
@@ -38,6 +50,14 @@ fn decode([batch, heads, shared, dim]: [u64; 4], layout: Layout, element: Scalar
     let specified = function.buffers();
     let mut buffers: Vec<Tensor> =
         (1..).zip(&specified).map(|(seed, buffer)| random(seed, buffer.element, &buffer.extents)).collect();
+    if large {
+        let first = |rows: f64| move |at: u64| if at.is_multiple_of(dim) { rows } else { 0.0 };
+        let key = |at: u64| first(if (at / dim).is_multiple_of(3) { 0.5 } else { 1.0 })(at);
+        for (buffer, each) in buffers.iter_mut().zip([&first(1e30) as &dyn Fn(u64) -> f64, &key]) {
+            let count = buffer.extents.iter().product();
+            *buffer = Tensor::from_f64s(element, &buffer.extents, (0..count).map(each));
+        }
+    }
     let [q, k, v] = [0, 1, 2].map(|at: usize| buffers[at].to_f64s());
     let row = specified[0].extents[1];
     let i32s = |extents: &[u64], numbers: &[i64]| {
@@ -84,9 +104,11 @@ fn decode([batch, heads, shared, dim]: [u64; 4], layout: Layout, element: Scalar
         let places: Vec<_> = (0..seen).map(|key| place(sequence, head / (heads / shared), key)).collect();
         let score = |place: &Option<usize>| {
             let products = place.map(|at| query.iter().zip(&k[at..]).map(|(q, k)| q * k).sum::<f64>());
-            (0.2 * products.unwrap_or(0.0)).exp()
+            0.2 * products.unwrap_or(0.0)
         };
         let scores: Vec<f64> = places.iter().map(score).collect();
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let scores: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
         let sum: f64 = scores.iter().sum();
         for (place, score) in places.into_iter().zip(scores) {
             let Some(place) = place else { continue };
@@ -95,7 +117,7 @@ fn decode([batch, heads, shared, dim]: [u64; 4], layout: Layout, element: Scalar
     }
     let last = buffers.len() - 1;
     let name = format!(
-        "decode attention of {element}, {batch} x {heads}/{shared} x {dim}, {layout:?}, packed {packed}"
+        "decode attention of {element}, {batch} x {heads}/{shared} x {dim}, {layout:?}, packed {packed}, large {large}"
     );
     case(name, function, buffers, vec![Expected::new(last, o, 2e-2)])
 }

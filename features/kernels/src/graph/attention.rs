@@ -5,8 +5,8 @@ use vm_graph::{Element, Reduction, Value};
 use super::{Built, Draft, Drawn, NoGraph};
 use crate::append::Layout;
 use crate::attention::{
-    DecodeAttention, DotProductAttention, DotProductAttentionBackward, LEAST, Mask, SelfAttention,
-    SelfAttentionBackward,
+    DecodeAttention, DotProductAttention, DotProductAttentionBackward, Mask, SelfAttention,
+    SelfAttentionBackward, UNSEEN,
 };
 use crate::call::Function as _;
 
@@ -78,13 +78,13 @@ fn attend(
     let mut scores = by_head(g, q, keys)?;
     if let Some(bias) = bias {
         scores = g.add(scores, bias)?;
-        let least = g.number(LEAST.into())?;
+        let least = g.number(f32::MIN.into())?;
         let unmasked = g.greater_or_equal(bias, least)?;
         let all = seen.map_or(Ok(unmasked), |(all, _)| g.and(all, unmasked))?;
         seen = Some((all, true));
     }
     if let Some((all, _)) = seen {
-        scores = g.or(all, scores, LEAST.into())?;
+        scores = g.or(all, scores, UNSEEN.into())?;
     }
     let mut weights = g.softmax(scores, 3)?;
     if let Some((all, true)) = seen {

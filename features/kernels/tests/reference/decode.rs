@@ -96,13 +96,14 @@ impl Problem<'_> {
         let found = arguments.len();
         let of_parts = [u64::from(splits), batch * heads, of_head, dim.into()];
         arguments.push(Argument::Tensor(random(7, Scalar::F32, &of_parts)));
-        arguments.push(Argument::Tensor(random(8, Scalar::F32, &of_parts[..3])));
+        let of_sums = [2 * of_parts[0], of_parts[1], of_parts[2]];
+        arguments.push(Argument::Tensor(random(8, Scalar::F32, &of_sums)));
         arguments.push(float(scale));
         arguments.push(Argument::Bits(queries));
         let tiles = of_head.div_ceil(rows.into()) * heads;
         let kernel = variant.kernel(GuestAddr(0x1000)).unwrap();
         let after = launch(&kernel, [splits, tiles as u32, batch as u32], arguments)?;
-        let joined = vec![after[found].clone(), after[found + 1].clone(), o];
+        let joined = vec![after[found].clone(), after[found + 1].clone(), o, float(scale)];
         let grid = [of_head.div_ceil(8) as u32, heads as u32, batch as u32];
         let after = launch(&variant.join(GuestAddr(0x1000)).unwrap(), grid, joined)?;
         Ok(close(kernel.name(), &after[2], &wanted, 1e-2)?)
