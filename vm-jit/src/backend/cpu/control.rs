@@ -169,7 +169,8 @@ impl<'a, 'k> Writer<'a, 'k> {
     }
 
     fn for_op(&mut self, op: &'k Op, split: Split<'a, 'k>) {
-        if op.operands[..3].iter().any(|v| self.differs(*v)) {
+        // Uniform bounds may be held in vectors too; the first element is then each thread's.
+        if op.operands[..3].iter().any(|v| self.differs(*v) && !self.is_uniform(*v)) {
             return self.for_apart(op);
         }
         let low = self.first(op.operands[0]);

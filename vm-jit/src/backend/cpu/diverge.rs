@@ -72,13 +72,17 @@ impl<'a, 'k> Writer<'a, 'k> {
     fn fits_together(&self, op: &Op) -> bool {
         let counts = match op.code.shape() {
             Shape::For => {
-                let uniform =
-                    op.operands[..3].iter().all(|v| self.facts.uniformity(*v) != Uniformity::Thread);
+                let uniform = op.operands[..3].iter().all(|v| self.is_uniform(*v));
                 uniform || self.safety.ranges().loop_of(op).is_some_and(may_overrun)
             }
             _ => true,
         };
         counts && op.regions.iter().all(|r| r.ops.iter().all(|op| self.fits_together(op)))
+    }
+
+    /// Whether the value is the same in all threads that are run together, which are of one warp.
+    pub(super) fn is_uniform(&self, value: Value) -> bool {
+        self.facts.uniformity(value) != Uniformity::Thread
     }
 
     /// May the value differ between the threads that are run together?
@@ -178,7 +182,14 @@ impl<'a, 'k> Writer<'a, 'k> {
         self.arrive(end, &op.results, None);
     }
 
+    /// A `for` whose bounds differ between the threads.
     pub(super) fn for_apart(&mut self, op: &'k Op) {
+        // The vectors below test neither the step nor overflows of the count.
+        if !self.safety.ranges().loop_of(op).is_some_and(may_overrun) {
+            let end = self.join(&op.results, None);
+            self.apart(op, &[], end, |w| w.control(op, None));
+            return self.arrive(end, &op.results, None);
+        }
         let body = &op.regions[0];
         let (count, carried) = body.args.split_at(1);
         let width = self.width;
