@@ -264,7 +264,7 @@ impl State {
 /// The image in a file.
 pub(crate) fn file(path: *const c_char) -> Result<Vec<u8>> {
     let path = sys::text(path, 4096).ok_or(Error::InvalidValue)?;
-    image::of(std::fs::read(path).map_err(|_| Error::NotFound)?)
+    image::of(std::fs::read(path).map_err(|_| Error::FileNotFound)?)
 }
 
 /// `cuModuleUnload`: waits for all work of the context's device.
@@ -347,6 +347,21 @@ pub(crate) fn attribute(function: u64, attribute: i32) -> Result<i32> {
         1..=15 => Ok(kernel.attribute(attribute)),
         _ => Err(Error::InvalidValue),
     }
+}
+
+/// `cuFuncSetAttribute`: nothing depends on those that can be set.
+pub(crate) fn set_attribute(function: u64, attribute: i32, value: i32) -> Result {
+    const DYNAMIC_SHARED: i32 = 8;
+    let kernel = state::lock().kernel(function)?;
+    let is_valid = match attribute {
+        DYNAMIC_SHARED => {
+            u64::try_from(value).is_ok_and(|value| value + kernel.attribute(1).max(0) as u64 <= SHARED)
+        }
+        // The others below are facts.
+        9..=15 => true,
+        _ => false,
+    };
+    if is_valid { Ok(()) } else { Err(Error::InvalidValue) }
 }
 
 /// A launch as the program says it.

@@ -270,6 +270,8 @@ api! {
     11040 fn cuGraphAddMemAllocNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, params: *mut u64) {
         add_memory(node, hGraph, behind, count, params)
     }
+    // Memory of graphs is there only while it is allocated.
+    11040 fn cuDeviceGraphMemTrim(device: i32) { state::lock().device(device).map(drop) }
     11040 fn cuGraphMemAllocNodeGetParams(node: u64, params: *mut u64) {
         let (at, wanted) = graph::memory(node)?;
         let mut words = [0; AT + 1];
