@@ -11,7 +11,8 @@ macro_rules! errors {
         #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
         pub(crate) enum Error {
             $(#[error($text)] $variant,)*
-            /// What a launch of the runtime's returns where the driver's own API has `CUDA_ERROR_INVALID_VALUE`: `cudaErrorInvalidConfiguration`.
+            /// `cudaErrorInvalidConfiguration`: launches by NVIDIA's runtime fail with it where the driver API returns
+            /// `CUDA_ERROR_INVALID_VALUE`.
             #[error("invalid configuration argument")]
             InvalidConfiguration,
             /// A result that the environment asked for.
