@@ -645,7 +645,7 @@ fn a_failed_assertion_ends_the_kernel_at_once() {
         let said = "a.cu:17: void k(): block: [2,0,0], thread: [1,0,0] Assertion `n < 4` failed.\n";
         assert_eq!(errors.matches("Assertion").count(), 1, "{errors}");
         assert!(errors.contains(said), "{errors}");
-        assert!(out.contains("<on\n"), "what it printed before: {out}");
+        assert!(out.contains("<on\n"), "printed before the assertion: {out}");
         return;
     }
     let driver = &Driver::load();

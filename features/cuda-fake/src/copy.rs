@@ -39,7 +39,7 @@ impl End {
         self.at.checked_add(offset as u64)
     }
 
-    /// Returns whether all that a copy touches at this end is allocated, and what is between its rows.
+    /// Returns whether the memory from the first to the last byte that a copy accesses at this end is allocated.
     fn is_allocated(&self, state: &State, copy: &Copy) -> bool {
         let last = self.row(copy.height - 1, copy.depth - 1);
         let len = last.and_then(|last| (last - self.at).checked_add(copy.width as u64));

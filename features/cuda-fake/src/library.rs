@@ -22,7 +22,7 @@ struct Library {
     modules: BTreeMap<u64, u64>,
     /// Whether NVIDIA's runtime loaded it, for kernels that the program launches by their host functions.
     is_runtimes: bool,
-    /// Where its variables are if some are managed. Managed ones exist without a context, and its modules share them all.
+    /// The address of its variables if some are managed. Managed variables exist without a context, so all modules of the library share one copy.
     data: Option<u64>,
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn module(library: u64) -> Result<u64> {
         !known.modules.is_empty() && known.modules.values().all(|id| !state.modules.contains_key(id));
     let program = state.program(library)?;
     let data = state.managed_data(library, &*program)?;
-    // Those of a context that was destroyed, by a reset for example, begin anew.
+    // The context that used the variables was destroyed, for example by a reset: initialize them again.
     if let (Some(data), true) = (data, is_new_again) {
         state.initialize_variables(data, &*program)?;
     }

@@ -190,8 +190,8 @@ impl State {
         is_within.then(|| Range::promised(self, at, len))
     }
 
-    /// Returns whether `len` bytes at `at` are of one allocation, or of mappings one behind the other. `host` is as for [`Self::reach`]. A copy or memset
-    /// of anything else is an invalid value, which its call returns.
+    /// Returns whether `len` bytes at `at` are in one allocation, or in adjacent mappings. `host` is as for [`Self::reach`]. Calls reject copies and
+    /// memsets of other memory with `InvalidValue`.
     pub(crate) fn is_allocated(&self, at: u64, len: u64, host: bool) -> bool {
         let Some(end) = at.checked_add(len) else { return false };
         let own = host && at >= sys::LOWEST && !self.arena.has(at) && !self.arena.has(end);

@@ -203,7 +203,7 @@ pub(crate) fn load(image: impl FnOnce() -> Result<Vec<u8>>) -> Result<u64, Refus
 }
 
 impl State {
-    /// Puts a program into a context, with variables at `data` where they are allocated already.
+    /// Loads a program into a context. `shared_data` is the address of its variables if they are already allocated.
     pub(crate) fn add_module(
         &mut self,
         context: u64,
@@ -220,7 +220,7 @@ impl State {
         Ok(id)
     }
 
-    /// Allocates the variables of a program with what they begin with; 0 where it has none.
+    /// Allocates and initializes the variables of a program. Returns 0 if it has none.
     pub(crate) fn allocate_variables(
         &mut self,
         device: usize,
@@ -235,7 +235,7 @@ impl State {
         Ok(data)
     }
 
-    /// Writes what a program's variables begin with.
+    /// Writes the initial values of a program's variables.
     pub(crate) fn initialize_variables(&self, data: u64, program: &dyn Program) -> Result {
         for (offset, bytes) in program.contents(data) {
             self.variables(data + offset, bytes.len()).ok_or(Error::InvalidImage)?.write(&bytes);
@@ -264,7 +264,7 @@ impl State {
 /// The image in a file.
 pub(crate) fn file(path: *const c_char) -> Result<Vec<u8>> {
     let path = sys::text(path, 4096).ok_or(Error::InvalidValue)?;
-    image::of(std::fs::read(path).map_err(|_| Error::NotFound)?)
+    image::of(std::fs::read(path).map_err(|_| Error::FileNotFound)?)
 }
 
 /// `cuModuleUnload`: waits for all work of the context's device.
@@ -349,6 +349,21 @@ pub(crate) fn attribute(function: u64, attribute: i32) -> Result<i32> {
     }
 }
 
+/// `cuFuncSetAttribute`: checks the value. Launches do not depend on it.
+pub(crate) fn set_attribute(function: u64, attribute: i32, value: i32) -> Result {
+    const DYNAMIC_SHARED: i32 = 8;
+    let kernel = state::lock().kernel(function)?;
+    let is_valid = match attribute {
+        DYNAMIC_SHARED => {
+            u64::try_from(value).is_ok_and(|value| value + kernel.attribute(1).max(0) as u64 <= SHARED)
+        }
+        // The attributes below are read-only.
+        9..=15 => true,
+        _ => false,
+    };
+    if is_valid { Ok(()) } else { Err(Error::InvalidValue) }
+}
+
 /// A launch as the program says it.
 pub(crate) struct Request {
     pub(crate) function: u64,
@@ -394,7 +409,7 @@ pub(crate) fn prepare(request: &Request) -> Result<Launch> {
     }
     let mut parameters = arguments(&kernel.parameters(), parameters, extra)?;
     if cooperative {
-        // The word behind the parameters that says so; zeros follow, wherever the block is.
+        // The flag of a cooperative launch (`vm_ptx::Translated::parameters_in_memory`).
         parameters.resize(parameters.len().next_multiple_of(8), 0);
         parameters.extend(1u64.to_le_bytes());
     }

@@ -495,3 +495,60 @@ fn a_machine_without_devices_has_none() {
         driver.check(&[("cuInit", &[0], 100)]);
     });
 }
+
+#[test]
+fn calls_return_the_drivers_error_codes() {
+    alone("calls_return_the_drivers_error_codes", &[], |driver| {
+        const FILE_NOT_FOUND: Code = 301;
+        driver.start(0);
+        let (mut out, mut path) = (0u64, *b"/nowhere/kernels.ptx\0");
+        let kernel = driver.kernel("fill");
+        driver.check(&[
+            ("cuModuleLoad", &[at(&mut out), at(&mut path)], FILE_NOT_FOUND),
+            ("cuLibraryLoadFromFile", &[at(&mut out), at(&mut path), 0, 0, 0, 0, 0, 0], FILE_NOT_FOUND),
+            // Facts, an unknown attribute, and values that no device has.
+            ("cuFuncSetAttribute", &[kernel, 0, 128], INVALID_VALUE),
+            ("cuFuncSetAttribute", &[kernel, 99, 1], INVALID_VALUE),
+            ("cuFuncSetAttribute", &[kernel, 8, 1 << 20], INVALID_VALUE),
+            ("cuFuncSetAttribute", &[kernel, 8, u32::MAX.into()], INVALID_VALUE),
+            ("cuFuncSetAttribute", &[kernel, 8, 64 << 10], 0),
+            ("cuFuncSetAttribute", &[kernel, 9, 50], 0),
+            ("cuDeviceGraphMemTrim", &[0], 0),
+            ("cuDeviceGraphMemTrim", &[7], 101),
+        ]);
+    });
+}
+
+#[test]
+fn error_codes_have_names() {
+    alike("error_codes_have_names", &[], |driver| {
+        for (code, name, said) in [
+            (0, "CUDA_SUCCESS", "no error"),
+            (301, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"),
+            (710, "CUDA_ERROR_ASSERT", "device-side assert triggered"),
+            (716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"),
+            (719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
+            (909, "CUDA_ERROR_TIMEOUT", "wait operation timed out"),
+        ] {
+            let mut place = 0u64;
+            driver.ok("cuGetErrorName", &[code, at(&mut place)]);
+            assert_eq!(string(place), name);
+            driver.ok("cuGetErrorString", &[code, at(&mut place)]);
+            assert_eq!(string(place), said);
+        }
+        let mut place = 0u64;
+        assert_eq!(
+            driver.call("cuGetErrorName", &[9, at(&mut place)]),
+            INVALID_VALUE,
+            "an error of the runtime"
+        );
+    });
+}
+
+/// A C string that stays.
+fn string(at: u64) -> &'static str {
+    // SAFETY: the driver returned it.
+    unsafe { std::ffi::CStr::from_ptr(std::ptr::with_exposed_provenance(at as usize)) }
+        .to_str()
+        .expect("UTF-8")
+}

@@ -198,7 +198,7 @@ fn add(
     give(node, || graph::add(hGraph, list(behind, count)?, task()?))
 }
 
-/// The structure of a node's kernel: a kernel of a library is no function, and stands in the member of its own.
+/// Returns the parameters of a kernel node. A kernel of a library is in `kernel`, and a function in `first.function`.
 fn kernel_of(node: u64) -> Result<KernelNode2> {
     let Task::Kernel(launch) = graph::task(node)? else { return Err(Error::InvalidValue) };
     let (grid, block, shared) = (launch.grid, launch.block, launch.shared);
@@ -270,6 +270,8 @@ api! {
     11040 fn cuGraphAddMemAllocNode(node: Out<u64>, hGraph: u64, behind: *const u64, count: usize, params: *mut u64) {
         add_memory(node, hGraph, behind, count, params)
     }
+    // Graphs cache no freed memory.
+    11040 fn cuDeviceGraphMemTrim(device: i32) { state::lock().device(device).map(drop) }
     11040 fn cuGraphMemAllocNodeGetParams(node: u64, params: *mut u64) {
         let (at, wanted) = graph::memory(node)?;
         let mut words = [0; AT + 1];

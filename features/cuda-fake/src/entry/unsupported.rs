@@ -32,7 +32,7 @@ unsupported! {
     11040 cuDeviceGetExecAffinitySupport, 13040 cuDeviceGetFabricClusterUuid,
     11040 cuDeviceGetGraphMemAttribute, 13000 cuDeviceGetHostAtomicCapabilities, 10000 cuDeviceGetLuid,
     10020 cuDeviceGetNvSciSyncAttributes, 13000 cuDeviceGetP2PAtomicCapabilities,
-    2000 cuDeviceGetProperties, 11010 cuDeviceGetTexture1DLinearMaxWidth, 11040 cuDeviceGraphMemTrim,
+    2000 cuDeviceGetProperties, 11010 cuDeviceGetTexture1DLinearMaxWidth,
     12040 cuDeviceRegisterAsyncNotification, 11040 cuDeviceSetGraphMemAttribute,
     12040 cuDeviceUnregisterAsyncNotification, 10000 cuExternalMemoryGetMappedBuffer,
     10000 cuExternalMemoryGetMappedMipmappedArray, 11030 cuFlushGPUDirectRDMAWrites,     2000 cuFuncSetBlockShape,

@@ -117,8 +117,7 @@ api! {
         give(value, || module::attribute(hFunction, attribute))
     }
     9000 fn cuFuncSetAttribute(hFunction: u64, attribute: i32, value: i32) {
-        let _ = value;
-        module::attribute(hFunction, attribute).map(drop)
+        module::set_attribute(hFunction, attribute, value)
     }
     3000 fn cuFuncSetCacheConfig(hFunction: u64, config: i32) {
         let _ = config;
@@ -179,8 +178,8 @@ api! {
         give(value, || module::attribute(kernel, attribute))
     }
     12000 fn cuKernelSetAttribute(attribute: i32, value: i32, kernel: u64, device: i32) {
-        let _ = (value, device);
-        module::attribute(kernel, attribute).map(drop)
+        let _ = device;
+        module::set_attribute(kernel, attribute, value)
     }
     12000 fn cuKernelSetCacheConfig(kernel: u64, config: i32, device: i32) {
         let _ = (config, device);

@@ -60,8 +60,8 @@ pub struct Translated {
     /// What it takes.
     pub signature: Signature,
     /// Must the block of parameters be in the memory too, at a multiple of 16? So it is where there are many, and where their
-    /// addresses are computed. Else `%parameters` is any number. From the next multiple of 8 on, a word follows that is 0 unless the launch is
-    /// cooperative, and 64 bytes of zeros, the workspace of the grid's barrier.
+    /// addresses are computed. Else `%parameters` is any number. At the next multiple of 8 after the block is a
+    /// word that is 1 in cooperative launches and otherwise 0, then 64 bytes of zeros, the workspace of the grid barrier.
     pub parameters_in_memory: bool,
     /// Whether it has `printf` or `assert`, and so needs a ring.
     pub prints: bool,

@@ -256,8 +256,8 @@ impl<'b> Cx<'_, 'b> {
         self.learn(index, Fact::LocalIndex)
     }
 
-    /// The address of the workspace of a cooperative launch, and 0 in others. It is behind a word behind the block of parameters, which says
-    /// whether the launch is cooperative.
+    /// Returns the address of a cooperative launch's workspace, or 0 in other launches. The word after the parameters is 1 in cooperative launches, and the
+    /// workspace follows it.
     fn grid_workspace(&self) -> Val<'b> {
         self.block_used.set(true);
         let at = self.block + self.k.i64(self.parameter_bytes.next_multiple_of(8) as i64);
