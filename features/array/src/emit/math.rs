@@ -438,7 +438,7 @@ mod complex {
         (constant(a.0, 1.0) - a.0, -a.1)
     }
 
-    /// The greater magnitude of both parts, which is no number only if neither is greater.
+    /// The greater magnitude of both parts, without those that are NaN.
     fn most(a: C<'_>) -> Val<'_> {
         a.0.abs().max(a.1.abs())
     }
@@ -538,7 +538,8 @@ mod complex {
     /// Is it so small that `odd_series` is exact to the last digit?
     fn is_small(a: C<'_>) -> Val<'_> {
         let bits = if a.0.ty().scalar() == Scalar::F64 { -10 } else { -5 };
-        most(a).lt(constant(a.0, 2.0f64.powi(bits)))
+        let bound = constant(a.0, 2.0f64.powi(bits));
+        a.0.abs().lt(bound) & a.1.abs().lt(bound)
     }
 
     fn choose<'b>(which: Val<'b>, a: C<'b>, b: C<'b>) -> C<'b> {
