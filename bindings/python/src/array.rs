@@ -64,7 +64,7 @@ pub(crate) fn operand(array: &Array, other: &Bound<'_, PyAny>) -> PyResult<Optio
     Array::full(array.device(), dtype, &[], number).map(Some).map_err(raised)
 }
 
-/// A function of an array and what is beside it; `turned`, that is the first operand. None as with [`operand`].
+/// Applies a binary function to an array and another operand, which comes first if `turned`. Returns none as [`operand`] does.
 pub(crate) fn combined(
     op: Binary,
     array: &Array,
@@ -81,7 +81,7 @@ pub(crate) fn combined(
     result.map(Some).map_err(raised)
 }
 
-/// The comparison of integers with one of Python's that their type does not have: it is greater or less than all.
+/// Compares an array of integers with a Python integer outside its type's range, which is greater or less than every element.
 fn compared_with_any(
     op: Binary,
     array: &Array,

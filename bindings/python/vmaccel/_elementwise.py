@@ -50,7 +50,7 @@ def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:
 
 
 def _bound(x: Array, bound: Any) -> Any:
-    """A bound in the type of `x` where both are of a kind: of integers what no element can be is the least or the greatest that one can."""
+    """Returns a bound in the type of `x`. Integer bounds outside its range become its least or greatest value."""
     integers = x.dtype.kind in "iu"
     if hasattr(bound, "dtype") and not isinstance(bound, Array):
         from ._creation import asarray

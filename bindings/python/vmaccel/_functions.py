@@ -308,7 +308,7 @@ def roll(x: Array, /, shift: Any, *, axis: Any = None) -> Array:
     if len(shifts) == 1:
         shifts *= len(axes)
     if len(shifts) != len(axes):
-        raise ValueError(f"there are {len(shifts)} shifts for {len(axes)} axes")
+        raise ValueError(f"cannot roll: {len(shifts)} shifts for {len(axes)} axes")
     for each, by in zip(axes, shifts):
         each = _axis(each, x.ndim)
         n = x.shape[each]

@@ -266,7 +266,7 @@ impl Array {
         Array::lazy(self.device(), to, shape, expression)
     }
 
-    /// Compares signed with unsigned integers of 64 bits, which no float has all of.
+    /// Compares signed with unsigned 64-bit integers, whose common type Float64 represents neither exactly.
     fn compare_exactly(&self, op: Binary, other: &Array) -> Result<Array> {
         if self.dtype().kind() == Kind::Unsigned {
             return other.compare_exactly(op.mirrored(), self);

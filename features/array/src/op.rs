@@ -166,13 +166,13 @@ impl Unary {
 }
 
 impl Binary {
-    /// Does it compare?
+    /// Returns whether it is a comparison.
     pub const fn is_comparison(self) -> bool {
         use Binary as B;
         matches!(self, B::Equal | B::NotEqual | B::Greater | B::GreaterEqual | B::Less | B::LessEqual)
     }
 
-    /// The comparison that gives the same with the operands exchanged; other functions themselves.
+    /// Returns the comparison that gives the same result with exchanged operands, and other functions unchanged.
     #[must_use]
     pub const fn mirrored(self) -> Self {
         match self {

@@ -501,7 +501,7 @@ impl<'b> Context<'_, 'b> {
         });
     }
 
-    /// Is a sum of floats among the reductions?
+    /// Returns whether a reduction sums floats.
     fn sums_floats(&self) -> bool {
         let sums = |(op, _, dtype): &(Reduction, Value, DType)| *op == Reduction::Sum && dtype.is_inexact();
         self.program.reductions.iter().any(sums)
@@ -597,7 +597,7 @@ impl<'b> Context<'_, 'b> {
                     let whole = first + ((end - first) & -step);
                     let (far, wide) =
                         self.several(&mut at, last, [first, own * i64::from(lanes), end], step, lanes);
-                    // A processor has taken all.
+                    // On a processor `several` leaves no whole vector.
                     let mut wide = match self.form.cpu {
                         true => wide.0,
                         false => {

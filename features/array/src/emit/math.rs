@@ -246,7 +246,7 @@ fn minimum<'b>(dtype: DType, a: Val<'b>, b: Val<'b>) -> Val<'b> {
     }
 }
 
-/// Is a truth value true in one lane at least?
+/// Returns whether a condition holds in any lane.
 fn any_lane(value: Val<'_>) -> Val<'_> {
     match value.ty().lanes() {
         1 => value,
@@ -257,7 +257,7 @@ fn any_lane(value: Val<'_>) -> Val<'_> {
 /// Returns the exact remainder of finite `a` ≥ 0 by finite `b` > 0.
 ///
 /// Each step takes off a multiple of b·2ⁿ, n falling to 0, whose quotient is below 2^21 (2^50 of f64): the quotient's integer part and what
-/// `fma` leaves of `a` are exact then. Where `a` is below b·2^21 there is one step.
+/// `fma` leaves of `a` are exact then. One step suffices if `a` < b·2^21.
 fn remainder_exact<'b>(a: Val<'b>, b: Val<'b>) -> Val<'b> {
     let k = a.builder();
     let bits = if a.ty().scalar() == Scalar::F64 { 50 } else { 21 };
@@ -438,7 +438,7 @@ mod complex {
         (constant(a.0, 1.0) - a.0, -a.1)
     }
 
-    /// The greater magnitude of both parts, which is no number only if neither is greater.
+    /// The greater magnitude of both parts, without those that are NaN.
     fn most(a: C<'_>) -> Val<'_> {
         a.0.abs().max(a.1.abs())
     }
@@ -535,10 +535,11 @@ mod complex {
         (copysign(value.0, a.0), copysign(value.1, a.1))
     }
 
-    /// Is it so small that `odd_series` is exact to the last digit?
+    /// Returns whether a number is so small that `odd_series` is exact to the last digit.
     fn is_small(a: C<'_>) -> Val<'_> {
         let bits = if a.0.ty().scalar() == Scalar::F64 { -10 } else { -5 };
-        most(a).lt(constant(a.0, 2.0f64.powi(bits)))
+        let bound = constant(a.0, 2.0f64.powi(bits));
+        a.0.abs().lt(bound) & a.1.abs().lt(bound)
     }
 
     fn choose<'b>(which: Val<'b>, a: C<'b>, b: C<'b>) -> C<'b> {
@@ -561,7 +562,7 @@ mod complex {
         let b = (a.0.abs(), flip.select(-a.1, a.1));
         let root = mul(sqrt(one_plus(turn(b))), sqrt(one_minus(turn(b))));
         let value = log(add(b, root));
-        // Far out it is ln 2b.
+        // For large |b| the result is ln 2b.
         let far = most(b).gt(constant(a.0, 2.0f64.powi(40)));
         let part = constant(a.0, 0.25);
         let log_2b = hypot(b.0 * part, b.1 * part).log() + constant(a.0, 3.0 * LN_2);
@@ -582,7 +583,7 @@ mod complex {
         let infinite = is_infinite(a.0) | is_infinite(a.1);
         let right = copysign(constant(a.1, FRAC_PI_2), a.1);
         let right = a.1.ne(a.1).select(a.1, right);
-        // Far out the real part is that of 1 / a.
+        // For large |a| the real part is that of 1 / a.
         let m = hypot(a.0, a.1);
         let far = m.gt(constant(a.0, 2.0f64.powi(30)));
         let re = infinite.select(copysign(zero(a.0), a.0), far.select(a.0 / m / m, value.0));
@@ -618,7 +619,7 @@ mod complex {
             U::Negative => each(|x| -x),
             U::Conj => (a.0, -a.1),
             U::Square => {
-                // Neither square overflows where their difference does not.
+                // A difference of squares could overflow where this product does not.
                 let half = constant(a.0, 0.5);
                 let re = (a.0 - a.1) * (a.0 * half + a.1 * half);
                 (re + re + zero(re), a.0 * a.1 + a.1 * a.0)
@@ -626,7 +627,7 @@ mod complex {
             U::Reciprocal => reciprocal(a),
             U::Round => each(|x| x.round()),
             U::Sign => {
-                // Towards an infinite part that is the only one.
+                // If one part alone is infinite, the sign points along it.
                 let (x, y) = (is_infinite(a.0), is_infinite(a.1));
                 let far = x ^ y;
                 let towards =
