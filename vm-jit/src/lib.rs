@@ -65,9 +65,6 @@ pub use vm_abi::{Guard, ParamLayout, Slot, Swizzle, TensorMap, Tile};
 use contain::Phase;
 use vm_ir::ValidModule;
 
-/// Of code that is not the same for the same input any more; it is part of cache keys.
-pub const VERSION: u32 = 30;
-
 /// Compiles a module.
 ///
 /// # Errors

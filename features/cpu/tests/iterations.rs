@@ -113,3 +113,68 @@ fn rounds_are_counted_alike() {
         }
     }
 }
+
+/// Bounds that are uniform, but are held as one number for each thread: what a shuffle gives. A loop with a step below 1 runs
+/// nothing, however the numbers are held; its accesses are not checked, as none is ever made.
+#[test]
+fn uniform_bounds_in_vectors() {
+    let machines = Machine::all();
+    let mut ran = 0;
+    for count in ["i64", "i32"] {
+        for (low, high) in [("zero", "bound"), ("bound", "most"), ("zero", "most"), ("bound", "bound")] {
+            for step in ["-1", "0", "1", "3", "-64", "number"] {
+                let step = match step {
+                    "number" => format!("%step = sub %bound, %nine : {count}"),
+                    step => format!("%step = const {step} : {count}"),
+                };
+                let source = format!(
+                    "vir 1\n
+kernel @k(@x: view<i32, [64], read>, @y: view<i32, [64], write>) at 0x1000 block(32) {{
+  %t = thread_id.x : i32
+  %id = global_id.x : i64
+  %number = trunc %id : i32
+  %wide = sext %number : i64
+  %lane = const 5 : i32
+  %of = shuffle %{from}, %lane : {count}
+  %mask = const 15 : {count}
+  %bound = and %of, %mask : {count}
+  %zero = const 0 : {count}
+  %nine = const 9 : {count}
+  %most = const 20 : {count}
+  {step}
+  %seven = const 7 : i32
+  %sum = for %i: {count} = %{low} to %{high} step %step carry(%c: i32 = %t) {{
+    %v = load @x[%i] : i32
+    %next = add %v, %c : i32
+    store @y[%i], %seven
+    yield %next
+  }}
+  %far = const 32 : i32
+  %at = add %t, %far : i32
+  store @y[%at], %sum
+}}
+",
+                    from = if count == "i64" { "wide" } else { "number" },
+                );
+                let module = text::parse(&source).unwrap_or_else(|error| panic!("{error}\n{source}"));
+                let module =
+                    validate(module, Trust::Guest).unwrap_or_else(|errors| panic!("{errors}\n{source}"));
+                let (mut theirs, place) = (launch(64), format!("{count} {low} {high} {step}"));
+                theirs.arguments.pop();
+                let given = theirs.clone();
+                let limits = Limits { races: false, ..Limits::default() };
+                run(&module, &mut theirs, &limits).unwrap_or_else(|e| panic!("{place}: {e}"));
+                for machine in &machines {
+                    let mut ours = given.clone();
+                    assert_eq!(machine.run(&module, &mut ours, 1 << 20), Ok(0), "{place}");
+                    for (got, wanted) in ours.arguments.iter().zip(&theirs.arguments) {
+                        let (got, wanted) = (got.tensor().unwrap(), wanted.tensor().unwrap());
+                        compare(got, wanted, Tolerance::Exact).unwrap_or_else(|e| panic!("{place}: {e}"));
+                    }
+                }
+                ran += 1;
+            }
+        }
+    }
+    assert_eq!(ran, 2 * 4 * 6);
+}

@@ -44,7 +44,7 @@ fn differences(compiler: &Path, folder: &Path, first: u64, count: u64) -> Vec<St
     std::fs::write(&source, text).expect("written");
     let mut nvcc = Command::new(compiler.join("bin/nvcc"));
     // Every other program has the instructions of a newer architecture.
-    let architecture = if first / KERNELS % 2 == 0 { "75" } else { "90" };
+    let architecture = if (first / KERNELS).is_multiple_of(2) { "75" } else { "90" };
     nvcc.args(["-w", "-std=c++17", "-cudart", "static", "-fmad=false", "-Xcompiler", HOST, "-gencode"]);
     nvcc.arg(format!("arch=compute_{architecture},code=compute_{architecture}"));
     nvcc.arg("-L").arg(compiler.join("lib")).arg("-o").arg(&program).arg(&source);

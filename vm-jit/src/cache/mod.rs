@@ -1,7 +1,7 @@
 //! What was compiled, kept in memory and on disk, for many processes at once.
 //!
 //! An entry is found by a [`Key`]: the SHA-256 of the module's binary form, the trust it was validated for,
-//! the target with its options, this crate's [`VERSION`], and what the caller calls the product (`"ptx"`; on
+//! the target with its options, a hash of the compiler's sources, and what the caller calls the product (`"ptx"`; on
 //! CUDA also `"cubin 13000"`, a driver's). So one cache holds the code and what a driver made of it.
 //!
 //! On disk an entry is a file of its own, named by its key. It is written beside its place, flushed and
@@ -13,7 +13,7 @@
 mod disk;
 mod memory;
 
-use crate::{Artifact, Rejected, Target, VERSION, compile};
+use crate::{Artifact, Rejected, Target, compile};
 use disk::Disk;
 use memory::Memory;
 use sha2::{Digest, Sha256};
@@ -23,6 +23,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use vm_ir::binary::{Lines, encode};
 use vm_ir::{Trust, ValidModule};
+
+/// Which compiler this is. Code that another one made is not used: what was wrong in it may have been mended since.
+const COMPILER: &str = concat!(env!("CARGO_PKG_VERSION"), " ", env!("VM_JIT_SOURCES"));
 
 /// What an entry is found by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,8 +46,7 @@ impl Key {
             hash.update(bytes);
         };
         part(b"vm-jit");
-        part(&VERSION.to_le_bytes());
-        part(env!("CARGO_PKG_VERSION").as_bytes());
+        part(COMPILER.as_bytes());
         part(target.to_string().as_bytes());
         part(product.as_bytes());
         part(&[u8::from(module.trust() == Trust::Trusted)]);
@@ -53,7 +55,7 @@ impl Key {
     }
 
     /// The key of something else that is kept beside code: `what` it is, and what tells it from others of that. It is no key of a
-    /// module, and another with each version of this crate.
+    /// module, and another with each compiler.
     pub fn of(what: &str, parts: &[&[u8]]) -> Key {
         let mut hash = Sha256::new();
         let mut part = |bytes: &[u8]| {
@@ -61,8 +63,7 @@ impl Key {
             hash.update(bytes);
         };
         part(b"vm-jit beside code");
-        part(&VERSION.to_le_bytes());
-        part(env!("CARGO_PKG_VERSION").as_bytes());
+        part(COMPILER.as_bytes());
         part(what.as_bytes());
         parts.iter().for_each(|bytes| part(bytes));
         Key(hash.finalize().into())

@@ -92,7 +92,7 @@ mod tests {
         let safety = SafetyPlan::of(kernel, valid.trust(), &SAFETY).unwrap();
         let generators = Generators::new(Isa::X86V3).unwrap();
         let mut contexts = (Context::new(), FunctionBuilderContext::new());
-        written(facts, &safety, &Options::new(Isa::X86V3), &generators, &mut contexts).unwrap();
+        written(facts, &safety, &Options::new(Isa::X86V3), &generators, &mut contexts, true).unwrap();
         let func = &contexts.0.func;
         let tree = DominatorTree::with_function(func, &ControlFlowGraph::with_function(func));
         let mut spans = vec![None; func.dfg.num_values()];
