@@ -836,8 +836,38 @@ impl<'b> Maker<'b> {
         self.values.extend(results);
     }
 
+    /// A loop over bounds that are uniform, but that a back end may hold in vectors. A step below 1 goes far at once, so that a
+    /// loop that wrongly runs ends.
+    fn counted_alike(&mut self) {
+        let k = self.k;
+        let is_wide = self.random.below(2) == 0;
+        let (number, far) =
+            if is_wide { (Scalar::I64, i64::MIN / 2) } else { (Scalar::I32, i64::from(i32::MIN / 2)) };
+        let constant = |value: i64| if is_wide { k.i64(value) } else { k.i32(value as i32) };
+        let mut bound = || {
+            let lane = k.i32(self.random.below(32) as i32);
+            self.some(Class::WORD).to(number).shuffle(lane) & constant(3)
+        };
+        let (low, high) = (bound(), bound());
+        let low = if self.random.below(2) == 0 { low } else { constant(0) };
+        let step = constant(self.random.pick(&[1, 1, 2, far]));
+        let initial = self.some(Class::WORD).to(Scalar::I32);
+        let result = k.range(low, high).step(step).fold(initial, |count, carried| {
+            let known = self.values.len();
+            self.values.extend([count, carried]);
+            // Warps may differ.
+            let next = self.nested(false);
+            self.values.truncate(known);
+            next * 3 + count.to(Scalar::I32)
+        });
+        self.values.push(result);
+    }
+
     fn counted(&mut self) {
         let together = self.depth == 0;
+        if together && self.options.together && self.options.loops && self.random.below(4) == 0 {
+            return self.counted_alike();
+        }
         let k = self.k;
         let (high, alike) = match together && self.random.below(2) == 0 {
             true => (k.i32(self.random.below(5) as i32), true),
