@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use tempfile::TempDir;
 
 use super::{SimFunction, SimHost};
 use crate::PciAddress;
+use crate::ledger::{LedgerError, check_trusted};
 use crate::pci::{BarKind, Link};
 use crate::usb4::Route;
 
@@ -19,7 +21,8 @@ impl SimHost {
     /// some can be passed to a guest, and the others are what keeps a device from that on real hosts.
     ///
     /// # Errors
-    /// When `dir` holds something else, or the file system refuses.
+    /// When `dir` holds something else, when another user owns or may change it, when its state lies elsewhere, or when the file
+    /// system refuses.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let is_there = || fs::read_to_string(dir.join(MARK.0)).is_ok_and(|text| text == MARK.1);
         if !is_there() {
@@ -41,8 +44,37 @@ impl SimHost {
             }
         }
         let sim = Self::at(&fs::canonicalize(dir)?);
+        sim.check_owned().map_err(|error| {
+            let root = sim.root().display();
+            let what = format!("cannot use the simulated host {root}: {error}, or name another directory");
+            io::Error::new(error.kind(), what)
+        })?;
         sim.advance()?;
         Ok(sim)
+    }
+
+    /// Checks that the tree belongs to this user, and that its state lies in it: commands write there, as root too.
+    fn check_owned(&self) -> io::Result<()> {
+        let root = self.root().symlink_metadata()?;
+        check_trusted(self.root(), &root, true).map_err(io::Error::other)?;
+        for name in ["dev", "etc", "lib", "proc", "run", "sim", "sys", "var"] {
+            let path = self.path(name);
+            let data = match path.symlink_metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                data => data?,
+            };
+            let what = if data.is_symlink() {
+                "is a symbolic link".into()
+            } else if !data.is_dir() {
+                "is not a directory".into()
+            } else if data.uid() != root.uid() {
+                format!("belongs to user {} and not to {}", data.uid(), root.uid())
+            } else {
+                continue;
+            };
+            return Err(io::Error::other(LedgerError::Untrusted { path, what }));
+        }
+        Ok(())
     }
 
     fn add_examples(&self) -> io::Result<()> {

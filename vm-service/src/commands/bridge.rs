@@ -56,7 +56,8 @@ struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     stream: Option<PathBuf>,
     /// Serve programs of guests over vsock at this port too, which they are told by VM_BRIDGE=vsock:PORT
-    #[arg(long, value_name = "PORT")]
+    // VMADDR_PORT_ANY, the highest number, is no port.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u32).range(0..=4_294_967_294))]
     vsock: Option<u32>,
     /// Serve programs of other machines by TLS too, which they are told by VM_BRIDGE=tls:HOST:PORT
     #[arg(long, value_name = "ADDRESS:PORT", requires_all = ["certificate", "key", "clients"])]

@@ -496,8 +496,13 @@ fn open_log(path: &Path) -> io::Result<File> {
 /// Lines of a log, from an offset or the last ones, and the offset behind them. A line without an end is one only when the log
 /// has ended.
 fn part_of(mut file: File, from: Option<u64>, ended: bool) -> io::Result<(String, u64)> {
-    let left_out = file.metadata()?.len().saturating_sub(MAX_LOG);
+    let length = file.metadata()?.len();
+    let left_out = length.saturating_sub(MAX_LOG);
     let offset = from.unwrap_or(left_out);
+    if offset > length {
+        // File systems refuse to seek to the highest offsets.
+        return Ok((String::new(), offset));
+    }
     file.seek(SeekFrom::Start(offset))?;
     let mut bytes = Vec::new();
     let is_full = file.take(MAX_LOG).read_to_end(&mut bytes)? as u64 == MAX_LOG;

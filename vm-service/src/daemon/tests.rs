@@ -436,6 +436,10 @@ fn a_guest_is_started_changed_and_stopped() {
     on(["nvme", "nvme", "nvme"]);
     let (status, log) = world.call("GET", "/v1/guests/web1/log", None);
     assert_eq!((status, &log["log"]), (200, &json!("web1 runs\n")), "a log is there behind the end");
+    for beyond in [100, i64::MAX as u64 + 1, u64::MAX] {
+        let (status, log) = world.call("GET", &format!("/v1/guests/web1/log?from={beyond}"), None);
+        assert_eq!((status, &log["log"], &log["next"]), (200, &json!(""), &json!(beyond)), "{log}");
+    }
     let previous = || world.call("GET", "/v1/guests/web1/log?previous=true", None);
     assert_eq!(previous().0, 404);
     assert_eq!(world.call("PUT", "/v1/guests/web1", Some(&world.file(&[]))).0, 201);

@@ -212,6 +212,44 @@ fn an_output_that_is_a_link_is_not_followed_and_others_do_not_read_it() {
     assert_eq!(folder.path().read_dir().expect("a folder").count(), 5, "nothing else is left");
 }
 
+/// A user chooses the name of a file that he holds open. Each line of this one once was a link of the copy that root made, and
+/// through which root then wrote.
+#[test]
+fn names_of_open_files_do_not_make_the_script_write_outside_its_output() {
+    use std::os::unix::fs::symlink;
+
+    let sim = workstation();
+    let folder = tempfile::tempdir().expect("a folder");
+    let victim = folder.path().join("victim");
+    std::fs::create_dir(&victim).expect("a folder");
+    std::fs::write(victim.join("passwd"), "precious").expect("written");
+    let outside = victim.display();
+    sim.write("proc/4242/comm", "/tmp/x.so\n").expect("written");
+    sim.write("proc/77/comm", "tool\n").expect("written");
+    let open = |pid: u32, descriptor: u32, target: String| {
+        let dir = sim.path(&format!("proc/{pid}/fd"));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        symlink(target, dir.join(descriptor.to_string())).expect("a link");
+    };
+    let dev = sim.path("dev").display().to_string();
+    let lines = format!(
+        "\nproc/4242/comm\t{outside}/ld.so.preload\nproc/4242/fd/5\t{outside}\nproc/4242/fd/5/passwd\t/home/user/passwd"
+    );
+    for (descriptor, name) in [(3, "shm/x"), (4, "dri/card0")] {
+        open(4242, descriptor, format!("{dev}/{name}{lines}"));
+    }
+    open(77, 3, format!("{dev}/shm/../../../{outside}"));
+    open(77, 4, format!("{dev}/with space"));
+    let copy = capture(&sim, folder.path());
+    let names = victim.read_dir().expect("a folder").map(|entry| entry.expect("an entry").file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["passwd"]);
+    assert_eq!(std::fs::read_link(victim.join("passwd")).ok(), None);
+    assert!(!copy.join("proc/4242").exists(), "names with control characters are left out");
+    assert!(copy.join("proc/77/fd/3").symlink_metadata().is_err(), "names with `..` are left out");
+    let other = std::fs::read_link(copy.join("proc/77/fd/4")).expect("a link");
+    assert_eq!(other, Path::new("/dev/with space"));
+}
+
 /// Processes that have devices open, a claim of a guest that runs, and kernels on a shared GPU.
 #[test]
 fn who_holds_devices_is_captured() {

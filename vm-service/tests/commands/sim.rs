@@ -62,3 +62,53 @@ fn what_is_no_simulated_host_is_refused_and_left_alone() {
         assert!(got.exit == 2 && got.err.contains("--sim"), "{args}: {got:?}");
     }
 }
+
+/// Root may be pointed at a tree of another user, whose `run` is a link to the ledger of another host.
+#[test]
+fn a_simulated_host_whose_state_lies_elsewhere_or_that_another_user_owns_is_refused() {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let (real, evil) = (folder.path().join("real"), folder.path().join("evil"));
+    let run = |args: &str, sim: &std::path::Path| {
+        vm_service(&Host::system(), &format!("{args} --sim {}", sim.display()))
+    };
+    assert_eq!(run("claim 07:00.0", &real).exit, 0);
+    assert_eq!(run("list", &evil).exit, 0);
+    let refused = |what: &str| {
+        for args in ["release --all", "claim 08:00.0", "list"] {
+            let got = run(args, &evil);
+            assert_eq!(got.exit, 2, "{args}: {got:?}");
+            assert!(got.err.contains("cannot use the simulated host") && got.err.contains(what), "{got:?}");
+        }
+    };
+    for name in ["run", "var", "sim", "sys"] {
+        let (inside, aside) = (evil.join(name), folder.path().join("aside"));
+        let was_there = inside.exists();
+        if was_there {
+            std::fs::rename(&inside, &aside).expect("renamed");
+        }
+        let target = if name == "sim" || name == "sys" { aside.clone() } else { real.join("run") };
+        symlink(target, &inside).expect("a link");
+        refused(&format!("evil/{name} is a symbolic link"));
+        std::fs::remove_file(&inside).expect("removed");
+        if was_there {
+            std::fs::rename(&aside, &inside).expect("renamed");
+        }
+    }
+    std::fs::set_permissions(&evil, PermissionsExt::from_mode(0o777)).expect("a mode");
+    refused("can be written to by others");
+    std::fs::set_permissions(&evil, PermissionsExt::from_mode(0o700)).expect("a mode");
+    // Only root can give a directory to another user.
+    if rustix::process::geteuid().is_root() {
+        for path in [evil.clone(), evil.join("run")] {
+            chown(&path, Some(65534), None).expect("an owner");
+            refused("belongs to user 65534 and not to 0");
+            chown(&path, Some(0), None).expect("an owner");
+        }
+    }
+    assert_eq!(run("list", &evil).exit, 0);
+    let claims = run("claims --json", &real).out;
+    let claims: Value = serde_json::from_str(&claims).expect("JSON");
+    assert_eq!(claims["claims"].as_array().map(Vec::len), Some(1), "{claims}");
+}

@@ -46,3 +46,16 @@ fn help_and_version_are_answers() {
         assert!(got.out.contains("vm-service"), "{args}: {}", got.out);
     }
 }
+
+/// VMADDR_PORT_ANY has the server listen at a port that nobody knows.
+#[test]
+fn the_wildcard_is_not_a_vsock_port() {
+    let serve = |port: &str| {
+        let args = format!("bridge serve --vsock {port} --driver /nonexistent --log-dir /nonexistent");
+        vm_service(&vm_passthrough::Host::system(), &args)
+    };
+    for port in ["4294967295", "4294967296"] {
+        let got = serve(port);
+        assert!(got.exit == 2 && got.err.contains("0..=4294967294"), "{got:?}");
+    }
+}
