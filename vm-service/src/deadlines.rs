@@ -18,8 +18,22 @@ pub(crate) const SHUTDOWN: Duration = Duration::from_secs(30);
 /// What to write instead.
 pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    // A year is for ever, and within the range of the clock.
-    seconds.filter(|time| time.as_secs() <= 365 * 24 * 60 * 60).ok_or("write seconds, as in 30 or 2.5")
+    seconds.filter(|time| *time <= MAX_REQUEST).ok_or("write seconds, as in 30 or 2.5, at most 86400")
+}
+
+/// Longest deadline that a request may set.
+pub(crate) const MAX_REQUEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Deserializes the deadline of a request, in milliseconds.
+///
+/// # Errors
+/// When it is no number, or longer than [`MAX_REQUEST`].
+pub(crate) fn milliseconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let milliseconds: u64 = serde::Deserialize::deserialize(deserializer)?;
+    match Duration::from_millis(milliseconds) <= MAX_REQUEST {
+        true => Ok(milliseconds),
+        false => Err(serde::de::Error::custom("a deadline is at most 86400000 ms, which is a day")),
+    }
 }
 
 /// Storage answers: a piece of a request, what was written is safe, a piece of a file.

@@ -269,7 +269,11 @@ impl Connection {
         line.push(b'\n');
         self.stream.set_write_timeout(Some(deadline)).map_err(io)?;
         let until = answer.map(|answer| (Instant::now() + answer, answer));
-        self.stream.write_all(&line).map_err(|error| self.failed(error, deadline))?;
+        match self.stream.write_all(&line) {
+            // The guest may have said why it closed the connection.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            written => written.map_err(|error| self.failed(error, deadline))?,
+        }
         loop {
             match self.message(until)? {
                 Message::Answer { id, answer } if id == self.next => {

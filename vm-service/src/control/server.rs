@@ -267,8 +267,11 @@ impl<G: Controlled> Serving<G> {
         }
         if self.connections.len() >= MAX_CONNECTIONS {
             let idle = self.connections.iter().filter(|(_, one)| !one.is_subscribed && one.in_flight == 0);
-            let Some((&id, _)) = idle.min_by_key(|(_, one)| one.asked) else { return };
-            self.connections.remove(&id);
+            let idle = idle.min_by_key(|(_, one)| one.asked).map(|(&id, _)| id);
+            match idle.and_then(|id| self.connections.remove(&id)) {
+                Some(mut evicted) => evicted.send_busy(),
+                None => return Connection::new(stream).send_busy(),
+            }
         }
         self.next += 1;
         self.connections.insert(self.next, Connection::new(stream));
@@ -379,6 +382,14 @@ impl Connection {
             Ok(_) => self.is_over = true,
             Err(error) => tracing::error!(%error, "a message can't be written"),
         }
+    }
+
+    /// Tells the client, which is about to be disconnected, that the guest serves as many as it can.
+    fn send_busy(&mut self) {
+        let busy = format!("the guest serves {MAX_CONNECTIONS} connections already; try again later");
+        let answer = Outcome::Error(Refusal::new(RefusalCode::Busy, busy));
+        self.send(&Message::Answer { id: 0, answer });
+        self.goes_on(Instant::now());
     }
 
     /// Writes what the client takes now, and answers whether it is still served.

@@ -115,6 +115,8 @@ pub(crate) struct DetachOptions {
     /// Whether the guest is asked first.
     pub(crate) how: DetachHow,
     /// How long the guest has to let go of it, in milliseconds.
+    #[serde(deserialize_with = "crate::deadlines::milliseconds")]
+    #[schemars(range(max = 86_400_000))]
     pub(crate) deadline_ms: u64,
 }
 

@@ -41,6 +41,8 @@ pub(crate) struct StopOptions {
     /// Whether its power is cut at once, instead of having its power button pressed first.
     pub(crate) now: bool,
     /// How long it has to power itself off before its power is cut, in milliseconds.
+    #[serde(deserialize_with = "crate::deadlines::milliseconds")]
+    #[schemars(range(max = 86_400_000))]
     pub(crate) deadline_ms: u64,
 }
 

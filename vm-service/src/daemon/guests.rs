@@ -1,11 +1,12 @@
 //! What the daemon does with guests. Everything here may wait, and is called by threads that may.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,9 @@ use crate::vmm;
 
 /// How long to wait before a guest is asked again how far it has come, at first and at most: asking takes time from a slow machine.
 const POLL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
+/// Most requests for one guest that wait, each with a connection to it. The guest serves more connections: its status can be
+/// read, and its power cut, whatever else waits.
+pub(super) const MAX_WAITING: usize = 8;
 /// Most bytes of a log that are told.
 const MAX_LOG: u64 = 256 << 10;
 
@@ -46,6 +50,8 @@ pub(super) struct Guests {
     launch: Box<dyn Launch>,
     events: Events,
     watched: Arc<Watched>,
+    /// How many requests wait for each guest.
+    waiting: Mutex<BTreeMap<String, usize>>,
     /// How long a guest may take to start.
     pub(super) start_within: fn(&GuestConfig) -> Duration,
 }
@@ -56,7 +62,7 @@ impl Guests {
     /// Those of `host`; `launch` makes processes for new ones, and `events` tells what happens.
     pub(super) fn new(host: Host, launch: Box<dyn Launch>, events: Events) -> Self {
         let watched = Arc::new(Watched::new(host.clone(), events.clone()));
-        Self { host, launch, events, watched, start_within: guest_start }
+        Self { host, launch, events, watched, waiting: Mutex::default(), start_within: guest_start }
     }
 
     pub(super) fn host(&self) -> &Host {
@@ -247,6 +253,7 @@ impl Guests {
     /// When it does not run, or does not end in time.
     pub(super) fn stop(&self, name: &str, options: &StopOptions) -> Result<StoppedHow> {
         check_runs(name)?;
+        let _slot = if options.now { None } else { Some(self.slot(name)?) };
         let home = GuestHome::id_of(&self.host, name);
         let mut guest = Connection::reach(&self.host, name)?;
         let mut end = end(&mut guest, options);
@@ -285,6 +292,7 @@ impl Guests {
     /// # Errors
     /// When it does not run, refuses, or does not restart.
     pub(super) fn reset(&self, name: &str) -> Result<()> {
+        let _slot = self.slot(name)?;
         Ok(self.connect(name)?.reset(GUEST_RESET)?)
     }
 
@@ -293,6 +301,7 @@ impl Guests {
     /// # Errors
     /// When it does not run, or can't have the device.
     pub(super) fn attach(&self, name: &str, request: AttachRequest) -> Result<Value> {
+        let _slot = self.slot(name)?;
         Ok(self.connect(name)?.attach(request, GUEST_ATTACH)?)
     }
 
@@ -301,6 +310,7 @@ impl Guests {
     /// # Errors
     /// When it does not run, has no such device, or does not let go of it.
     pub(super) fn detach(&self, name: &str, request: DetachRequest) -> Result<Value> {
+        let _slot = self.slot(name)?;
         let deadline = Duration::from_millis(request.options.deadline_ms);
         Ok(self.connect(name)?.detach(request, deadline.saturating_add(GUEST_DETACH))?)
     }
@@ -368,9 +378,37 @@ impl Guests {
         Ok(listed)
     }
 
+    /// Counts a request that waits for a guest.
+    fn slot(&self, name: &str) -> Result<Slot<'_>> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = waiting.entry(name.to_owned()).or_default();
+        if *count >= MAX_WAITING {
+            let busy = format!("{MAX_WAITING} requests wait for the guest already; try again later");
+            return Err(Refusal::new(RefusalCode::Busy, busy));
+        }
+        *count += 1;
+        Ok(Slot { guests: self, name: name.to_owned() })
+    }
+
     fn connect(&self, name: &str) -> Result<Connection, CallError> {
         check_runs(name)?;
         Connection::open(&self.host, name)
+    }
+}
+
+/// A request that waits for a guest, until this is dropped.
+struct Slot<'a> {
+    guests: &'a Guests,
+    name: String,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.guests.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = waiting.get_mut(&self.name) {
+            *count -= 1;
+        }
+        waiting.retain(|_, count| *count > 0);
     }
 }
 

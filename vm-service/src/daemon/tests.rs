@@ -14,7 +14,8 @@ use vm_passthrough::sim::{SimDrivers, SimFunction, SimHost};
 use vm_passthrough::{Host, PciAddress};
 
 use super::*;
-use guest::{NEVER, Threads};
+use guest::{DEAF, NEVER, Threads};
+use guests::MAX_WAITING;
 
 use crate::deadlines;
 use crate::json::Problem;
@@ -123,7 +124,7 @@ impl World {
     }
 
     #[track_caller]
-    fn wait_until(&self, what: &str, done: impl Fn() -> bool) {
+    fn wait_until(&self, what: &str, mut done: impl FnMut() -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         while !done() {
             assert!(Instant::now() < deadline, "{what} does not come");
@@ -368,6 +369,40 @@ fn listeners_leave_connections_to_others() {
     let (status, refused) = world.call("GET", "/v1/events", None);
     assert_eq!((status, &refused["code"]), (503, &json!("busy")), "{refused}");
     drop(listeners);
+}
+
+#[test]
+fn stops_that_wait_leave_the_guest_to_others() {
+    let world = World::new();
+    let (status, refused) = world.call("POST", "/v1/guests/deaf/stop?deadline_ms=18446744073709551615", None);
+    assert_eq!((status, &refused["field"]), (400, &json!("deadline_ms")), "{refused}");
+    let (status, guest) = world.call("PUT", "/v1/guests/deaf", Some(&world.file(&[])));
+    assert_eq!((status, &guest["name"]), (201, &json!(DEAF)), "{guest}");
+    let ask = || {
+        let mut stream = world.connect();
+        let head = "POST /v1/guests/deaf/stop?deadline_ms=86400000 HTTP/1.1\r\nhost: x\r\n\r\n";
+        stream.write_all(head.as_bytes()).expect("written");
+        stream
+    };
+    // As many wait as may; each of the others is answered.
+    let mut clients: Vec<_> = (0..MAX_WAITING + 8).map(|_| ask()).collect();
+    let mut answered = Vec::new();
+    world.wait_until("the answers to those that may not wait", || {
+        clients.retain_mut(|client| {
+            client.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout");
+            let mut head = [0; 12];
+            let is_answered = client.read_exact(&mut head).is_ok();
+            answered.extend(is_answered.then_some(head));
+            !is_answered
+        });
+        answered.len() == 8
+    });
+    assert!(answered.iter().all(|head| head == b"HTTP/1.1 503"), "{answered:?}");
+    let (_, guests) = world.call("GET", "/v1/guests", None);
+    assert_eq!((&guests[0]["name"], &guests[0]["state"]), (&json!(DEAF), &json!("running")), "{guests}");
+    assert_eq!(world.call("GET", "/v1/guests/deaf", None).0, 200);
+    let (status, stopped) = world.call("POST", "/v1/guests/deaf/stop?now=true", None);
+    assert_eq!((status, &stopped["how"]), (200, &json!("cut")), "{stopped}");
 }
 
 #[test]

@@ -28,6 +28,9 @@ use crate::json::{
 /// The name of one that never runs.
 pub(super) const NEVER: &str = "never";
 
+/// The name of one that ignores its power button.
+pub(super) const DEAF: &str = "deaf";
+
 /// Makes such guests, and can kill them.
 #[derive(Clone, Default)]
 pub(super) struct Threads(Arc<Mutex<All>>);
@@ -256,6 +259,9 @@ impl Controlled for Fake {
     }
 
     fn power_button(&self) {
+        if self.status().name == DEAF {
+            return;
+        }
         self.order(Order::Stop(StoppedHow::Orderly));
     }
 
