@@ -59,6 +59,9 @@ fn instructions() {
         "ld.global.f32 %f1, [nowhere];",
         "nothing is called nowhere",
     );
+    for line in ["dp4a.hi.s32.s32 %r1, %r1, %r1, %r1;", "popc.wrap.b32 %r1, %r1;"] {
+        check(line, "", 7, line, " is not supported");
+    }
     check("bra away;", "", 7, "bra away;", "nothing is called away");
 }
 

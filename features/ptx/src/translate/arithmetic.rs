@@ -329,8 +329,10 @@ pub(super) fn sad(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
 
 pub(super) fn dot_product(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     // `dp4a` has four products of bytes, `dp2a` two of the halves of `a` and two bytes of `b`: the lower ones or the upper ones.
-    let is_upper = m.one_of(&["lo", "hi"]) == Some("hi");
-    let (products, width) = if instr.opcode() == "dp4a" { (4, 8) } else { (2, 16) };
+    let (products, width, is_upper) = match instr.opcode() {
+        "dp4a" => (4, 8, false),
+        _ => (2, 16, m.one_of(&["lo", "hi"]) == Some("hi")),
+    };
     let (first, second) = (m.ty()?, m.ty()?);
     let [a, b, c] = cx.values(instr, U32)?;
     fn field(value: Val<'_>, at: i32, width: i32, signed: bool) -> Val<'_> {

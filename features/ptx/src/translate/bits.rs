@@ -90,7 +90,8 @@ pub(super) fn funnel(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> R
 
 pub(super) fn bits(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
     let amount = m.take("shiftamt");
-    let wraps = m.one_of(&["clamp", "wrap"]) == Some("wrap");
+    let wraps = matches!(instr.opcode(), "bmsk" | "szext") && m.take("wrap");
+    m.take("clamp");
     // A position or a number of bits: modulo 32, or as it is, which `shifted` and `min_u` clamp.
     let bounded = |value| if wraps { value & 31 } else { value };
     let ty = m.ty()?;
