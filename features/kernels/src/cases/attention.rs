@@ -157,10 +157,13 @@ pub(super) fn define(
                 Mask::Causal => distance <= 0,
                 Mask::Window => (-left..=right).contains(&distance),
             };
-            let added = bias.map_or(0.0, |all| all[(query * keys + key) as usize]);
-            let score = scale * dot(&q[first..][..dim], &k[place(key)..][..dim]) + added;
-            // As a sum of f32 is.
-            if seen { f64::from(score as f32) } else { f64::NEG_INFINITY }
+            let score = scale * dot(&q[first..][..dim], &k[place(key)..][..dim]);
+            match bias {
+                _ if !seen => f64::NEG_INFINITY,
+                None => score,
+                // A large bias takes what an f32 can't hold beside it.
+                Some(all) => f64::from((score + all[(query * keys + key) as usize]) as f32),
+            }
         };
         let scores: Vec<f64> = (0..keys).map(score).collect();
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
