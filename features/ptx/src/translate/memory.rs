@@ -41,7 +41,9 @@ fn space_of(m: &mut Modifiers<'_>) -> Option<Space> {
 }
 
 impl<'b> Cx<'_, 'b> {
-    fn place(&self, space: Space) -> Result<PlaceRef<'b>> {
+    /// Returns the place that holds a space, and what `index` is in it. In a kernel without shared or local memory, an access to it
+    /// goes to the null address. Compilers emit such accesses behind a test that fails there (`isspacep.local`).
+    fn place(&self, space: Space, index: Val<'b>) -> (Space, PlaceRef<'b>, Val<'b>) {
         let found = match space {
             Space::Global | Space::Const => Some(self.memory),
             Space::Shared => self.shared,
@@ -51,7 +53,10 @@ impl<'b> Cx<'_, 'b> {
                 Some(self.memory)
             }
         };
-        found.ok_or_else(|| self.unsupported("an access to memory of which the kernel has none"))
+        match found {
+            Some(place) => (space, place, index),
+            None => (Space::Global, self.memory, -self.base),
+        }
     }
 
     /// Where an address operand leads.
@@ -60,7 +65,7 @@ impl<'b> Cx<'_, 'b> {
             return Err(self.unsupported("an access without an address"));
         };
         let known =
-            |space, index| Ok(Target { generic: None, choices: vec![(space, self.place(space)?, index)] });
+            |space, index| Ok(Target { generic: None, choices: vec![self.place(space, index)] });
         match (&**base, space) {
             (Operand::Symbol(symbol), _) => {
                 known(symbol.space, self.constant(Type::I64, self.offset_of(*symbol, *offset)))
@@ -93,7 +98,7 @@ impl<'b> Cx<'_, 'b> {
                             (_, Some(window)) => self.plus(address, (window as i64).wrapping_neg()),
                             (_, None) => address - self.base,
                         };
-                        choices.push((space, self.place(space)?, index));
+                        choices.push(self.place(space, index));
                         if inside == Some(true) {
                             break;
                         }
@@ -197,7 +202,8 @@ impl<'b> Cx<'_, 'b> {
             // What is no scalar is in the memory.
             let index = self.in_block(self.parameter_address(offset));
             let scalar = int(ty.bits * u32::from(ty.lanes)).unwrap_or(Scalar::I64);
-            let value = self.place(Space::Param)?.at([index]).typed(scalar).load();
+            let (_, place, index) = self.place(Space::Param, index);
+            let value = place.at([index]).typed(scalar).load();
             return Ok(self.fit(value, ir(ty)?));
         };
         let whole = int(word.scalar.bits()).map_or(Type::I64, Type::from);
