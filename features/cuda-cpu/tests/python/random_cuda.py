@@ -66,6 +66,11 @@ template <class T> BOTH T rotate(T a, u32 n) {
 }
 template <class T> BOTH T least(T a, T b) { return b < a ? b : a; }
 template <class T> BOTH T most(T a, T b) { return a < b ? b : a; }
+// nvcc makes min and max of these even where they order zeros by their signs and the comparison does not.
+#define UNSIGNED_ZERO(T) \
+    template <> BOTH T least(T a, T b) { return (b < a ? b : a) + (T)0; } \
+    template <> BOTH T most(T a, T b) { return (a < b ? b : a) + (T)0; }
+UNSIGNED_ZERO(f32) UNSIGNED_ZERO(f64)
 
 BOTH inline f32 same(f32 x) { return x != x ? 1.5f : x; }
 BOTH inline f64 same(f64 x) { return x != x ? 1.5 : x; }
