@@ -696,6 +696,31 @@ fn what_is_not_there_ends_a_kernel_and_its_context() {
     });
 }
 
+/// Compilers emit accesses to local memory behind `isspacep.local` in kernels that have none, as for libcu++'s atomics.
+#[test]
+fn memory_that_a_kernel_does_not_have_is_not_there() {
+    alike("memory_that_a_kernel_does_not_have_is_not_there", &[], |driver| {
+        driver.ok("cuInit", &[0]);
+        for space in ["local", "shared"] {
+            let context = driver.get("cuCtxCreate_v2", &[0, 0]);
+            let text = format!(
+                ".visible .entry store(.param .u64 to, .param .u32 always) {{\n\
+                 .reg .pred %p<2>; .reg .b32 %r<3>; .reg .b64 %rd<3>;\n\
+                 ld.param.u64 %rd1, [to]; ld.param.u32 %r1, [always]; mov.u32 %r2, 9;\n\
+                 setp.ne.u32 %p1, %r1, 0; @%p1 bra near; isspacep.{space} %p1, %rd1; @%p1 bra near;\n\
+                 st.u32 [%rd1], %r2; ret;\n\
+                 near: cvta.to.{space}.u64 %rd2, %rd1; st.{space}.u32 [%rd2], %r2; ret;\n}}"
+            );
+            let store = function(driver, module(driver, &text).unwrap(), "store");
+            let to = put(driver, &[0; 4]);
+            assert_eq!(launch(driver, store, [1, 1], 0, vec![to, 0]), 0, "{space}");
+            assert_eq!(driver.words(to, 1), [9], "{space}");
+            assert_eq!(launch(driver, store, [1, 1], 0, vec![to, 1]), ILLEGAL_ADDRESS, "{space}");
+            driver.ok("cuCtxDestroy_v2", &[context]);
+        }
+    });
+}
+
 /// A `cp.async` of 0 bytes, or with a false predicate, does not access its source.
 #[test]
 fn copies_of_nothing_read_nothing() {
