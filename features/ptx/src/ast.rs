@@ -209,6 +209,17 @@ impl Operand {
             _ => 1,
         }
     }
+
+    /// Is a variable of the function in it?
+    pub(crate) fn names(&self, variable: u32) -> bool {
+        match self {
+            Operand::Variable(at) => *at == variable,
+            Operand::Vector(list) | Operand::List(list) => list.iter().any(|one| one.names(variable)),
+            Operand::Pair(pair) => pair.iter().any(|one| one.names(variable)),
+            Operand::Address(base, _) | Operand::Sum(base, _) => base.names(variable),
+            _ => false,
+        }
+    }
 }
 
 /// An instruction.

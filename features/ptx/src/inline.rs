@@ -51,6 +51,26 @@ pub(crate) fn place(at: &mut u64, size: u64, align: u64) -> u64 {
     offset
 }
 
+/// Returns the offset of a variable in local memory, which ends at `local` so far.
+fn reserve_local(variable: &Variable, local: &mut u64) -> Result<u64> {
+    let offset = place(local, variable.size, variable.align);
+    match *local > MAX_LOCAL {
+        true => Err(Error::large(variable.line, "bytes of local memory in a thread", MAX_LOCAL as usize)),
+        false => Ok(offset),
+    }
+}
+
+/// Does an item of a function take the address of a parameter, other than to load from it?
+fn takes_address(item: &Item, parameter: u32) -> bool {
+    let Item::Instr(instr) = item else { return false };
+    let is_access = matches!(instr.opcode(), "ld" | "st") && instr.modifiers().next() == Some("param");
+    let names = |operand: &Operand| match operand {
+        Operand::Address(base, _) if is_access => !matches!(**base, Operand::Variable(_)) && base.names(parameter),
+        other => other.names(parameter),
+    };
+    instr.opcode() != "call" && instr.operands.iter().any(names)
+}
+
 /// Offsets of a kernel's parameters.
 pub(crate) fn parameter_offsets(function: &Function) -> Result<Vec<u64>> {
     let mut end = 0;
@@ -237,6 +257,13 @@ impl<'a> Inliner<'a> {
         let registers = self.new_registers(function.line, function.registers.iter().map(|r| r.ty))?;
         let mut homes = given;
         let mut local = local;
+        for (at, home) in homes.iter_mut().enumerate().skip(function.returns) {
+            if let Home::Slot(slot) = *home
+                && items.iter().any(|item| takes_address(item, at as u32))
+            {
+                *home = self.in_local(&function.variables[at], slot, &mut local)?;
+            }
+        }
         for variable in &function.variables[homes.len()..] {
             let home = self.home(name, variable, &mut local)?;
             homes.push(home);
@@ -273,6 +300,31 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
+    /// Copies what a call passes to local memory, where a function that takes its parameter's address finds it (PTX ISA, "Function
+    /// Parameters as local variables").
+    fn in_local(&mut self, variable: &Variable, slot: u32, local: &mut u64) -> Result<Home> {
+        let align = variable.align.clamp(1, 8);
+        let offset = reserve_local(variable, local)?;
+        let symbol = Operand::Symbol(Symbol { space: Space::Local, offset });
+        let mut at = 0;
+        while at < variable.size {
+            let bytes = align.min(1 << (variable.size - at).ilog2());
+            self.slots[slot as usize].extend([at as i64, (at + bytes) as i64]);
+            let register = self.new_registers(variable.line, [Ty::new(Class::Bits, 8 * bytes as u32)])?;
+            let place = Operand::Address(Box::new(symbol.clone()), at as i64);
+            for (code, operands) in [
+                ("argument.load", vec![Operand::Register(register), Operand::Argument(slot, at as i64)]),
+                ("st.local", vec![place, Operand::Register(register)]),
+            ] {
+                let code = format!("{code}.b{}", 8 * bytes).into();
+                let instr = Instr { line: variable.line, span: (0, 0), guard: None, code, operands };
+                self.push(variable.line, Step::Instr(instr))?;
+            }
+            at += bytes;
+        }
+        Ok(Home::Symbol(Symbol { space: Space::Local, offset }))
+    }
+
     /// Finds a place for a variable that a function declares.
     fn home(&mut self, function: &'a str, variable: &'a Variable, local: &mut u64) -> Result<Home> {
         let symbol = |space, offset| Ok(Home::Symbol(Symbol { space, offset }));
@@ -283,17 +335,7 @@ impl<'a> Inliner<'a> {
             ));
         }
         match variable.space {
-            Space::Local => {
-                let offset = place(local, variable.size, variable.align);
-                if *local > MAX_LOCAL {
-                    return Err(Error::large(
-                        variable.line,
-                        "bytes of local memory in a thread",
-                        MAX_LOCAL as usize,
-                    ));
-                }
-                symbol(Space::Local, offset)
-            }
+            Space::Local => symbol(Space::Local, reserve_local(variable, local)?),
             Space::Shared => {
                 let key = (function, &*variable.name, variable.line);
                 let offset = match self.own_shared.get(&key) {

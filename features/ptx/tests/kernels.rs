@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Arg, Random, close, each};
+use common::{Arg, Machine, Program, Random, close, each};
 
 const LINE: [u32; 3] = [256, 1, 1];
 
@@ -814,6 +814,34 @@ fn functions_with_shared_memory() {
         assert_eq!(program.get::<i32>(out, 64), expect);
         assert_eq!(program.translate("calls", [64, 1, 1], 0).unwrap().shared, 256);
     });
+}
+
+/// A function that takes the address of what it is passed has its own copy in local memory, as nvcc indexes a structure.
+#[test]
+fn addresses_of_parameters() {
+    let text = ".version 7.8\n.target sm_75\n.address_size 64\n\
+        .visible .func (.param .b32 result) pick(.param .b32 which, .param .align 4 .b8 from[14]) {\n\
+            .reg .b32 %r<4>; .reg .b64 %d<4>;\n\
+            ld.param.u32 %r1, [which]; mov.b64 %d1, from; cvta.local.u64 %d2, %d1;\n\
+            mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d1, %d3; ld.local.u32 %r2, [%d3];\n\
+            add.u32 %r2, %r2, 100; st.u32 [%d2+4], %r2; ld.param.u32 %r3, [from+4]; ld.local.u16 %r1, [%d1+12];\n\
+            add.u32 %r3, %r3, %r1; st.param.b32 [result], %r3; ret;\n}\n\
+        .visible .entry k(.param .u64 in, .param .u64 out) {\n\
+            .reg .b16 %h; .reg .b32 %r<8>; .reg .b64 %d<4>;\n\
+            ld.param.u64 %d1, [in]; ld.param.u64 %d2, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %d3, %r1, 4;\n\
+            add.s64 %d2, %d2, %d3; ld.global.v2.u32 {%r2, %r3}, [%d1]; ld.global.u32 %r4, [%d1+8]; mov.u16 %h, 7;\n\
+            { .param .b32 p0; .param .align 4 .b8 p1[14]; .param .b32 r0;\n\
+              st.param.b32 [p0], %r1; st.param.v2.b32 [p1], {%r2, %r3}; st.param.b32 [p1+8], %r4; st.param.b16 [p1+12], %h;\n\
+              call (r0), pick, (p0, p1); ld.param.b32 %r5, [r0];\n\
+              st.param.b32 [p0], 0; call (r0), pick, (p0, p1); ld.param.b32 %r6, [r0]; }\n\
+            mad.lo.u32 %r5, %r6, 1000, %r5; st.global.u32 [%d2], %r5; ret;\n}\n";
+    for machine in Machine::all() {
+        let mut program = Program::on(text, machine);
+        let (input, out) = (program.put(&[1u32, 2, 3]), program.put(&[0u32; 3]));
+        program.launch("k", [1, 1, 1], [3, 1, 1], &[input.into(), out.into()]);
+        let expect = [1, 2, 3].map(|picked| 108_000 + 107 + picked);
+        assert_eq!(program.get::<u32>(out, 3), expect, "{machine:?}");
+    }
 }
 
 #[test]

@@ -4,10 +4,13 @@ use std::ops::Index;
 
 use vm_ir::Scalar;
 use vm_ir::Type;
-use vm_ir::builder::{Builder, Element, Val};
+use vm_ir::builder::{Builder, Element, Range, Val};
 use vm_ir::op::Cache;
 
 use super::{Row, View, team};
+
+/// Pieces that a processor's thread combines before it merges them with those before.
+const BLOCK: i32 = 256;
 
 /// A row's values in one or several matrices.
 #[derive(Clone, Debug)]
@@ -226,17 +229,24 @@ impl<'b> Values<'_, 'b> {
         let lanes = layout.lanes;
         // A piece of one element is behind all vectors.
         let (vectors, beside): (Vec<_>, Vec<_>) = self.held.iter().partition(|piece| piece.lanes == lanes);
-        let state = match self.held.is_empty() {
-            true => self.stream(true, start(lanes), &step),
-            false => vectors.into_iter().fold(start(lanes), &step),
-        };
-        let mut state = match lanes {
+        let joined = |state: [Val<'b>; N]| match lanes {
             1 => state,
             _ => in_pairs((0..lanes).map(|lane| state.map(|values| values.lane(lane))).collect(), &merge),
         };
-        if layout.tail {
-            state = self.stream(false, state, &step);
-        }
+        let state = match self.held.is_empty() {
+            // A long sum of f32 keeps its digits in sums of blocks.
+            true if layout.tail => {
+                let (columns, wide) = (self.row.columns, i32::from(lanes));
+                let (pieces, block) = (columns & !(wide - 1), BLOCK * wide);
+                k.range(self.row.first, pieces).step(block).fold(start(1), |from, state| {
+                    let pieces = k.range(from, (from + block).min(pieces)).step(wide);
+                    merge(state, joined(self.stream_over(pieces, lanes, start(lanes), &step)))
+                })
+            }
+            true => joined(self.stream(true, start(lanes), &step)),
+            false => joined(vectors.into_iter().fold(start(lanes), &step)),
+        };
+        let state = if layout.tail { self.stream(false, state, &step) } else { state };
         let beside = beside.into_iter().cloned().chain(self.beside());
         let state = beside.fold(state, |state, piece| step(state, &piece));
         match name.into() {
@@ -343,7 +353,20 @@ impl<'b> Values<'_, 'b> {
             (true, false) => (k.range(pieces, columns), 1),
             (false, _) => (k.range(first, end).step(layout.step() as i32).unroll(4), layout.lanes),
         };
-        range.fold(state, |column, state| {
+        self.stream_over(range, lanes, state, step)
+    }
+
+    /// Loads the pieces of so many lanes that begin in these columns.
+    fn stream_over<const N: usize>(
+        &self,
+        columns: Range<'b>,
+        lanes: u8,
+        state: [Val<'b>; N],
+        step: impl Fn([Val<'b>; N], &Piece<'b>) -> [Val<'b>; N],
+    ) -> [Val<'b>; N] {
+        let Row { layout, shift, .. } = *self.row;
+        let wide = i32::from(layout.lanes);
+        columns.fold(state, |column, state| {
             let flat = shift.map(|shift| shift.access(column, wide));
             let column = shift.map_or(column, |shift| shift.head + column);
             let piece = Piece { column, flat, ..Piece::new(self.row, lanes) };
