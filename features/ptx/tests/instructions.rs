@@ -124,6 +124,7 @@ fn integers() {
 
 #[test]
 fn rarer_integers() {
+    check32("mad.lo.u32 %r9, %r1, 3, WARP_SZ;", |a, _| a.wrapping_mul(3).wrapping_add(32));
     let (s24, u24) = (|a: u32| i64::from((a as i32) << 8 >> 8), |a: u32| i64::from(a & 0xff_ffff));
     check32("mad24.lo.s32 %r9, %r1, %r2, %r1;", |a, b| ((s24(a) * s24(b)) as u32).wrapping_add(a));
     check32("mad24.hi.s32 %r9, %r1, %r2, %r1;", |a, b| (((s24(a) * s24(b)) >> 16) as u32).wrapping_add(a));

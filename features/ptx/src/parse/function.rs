@@ -68,7 +68,9 @@ impl<'t> Parser<'t> {
         loop {
             let line = self.line();
             match self.next.token {
-                Token::Dot("maxntid" | "reqntid" | "minnctapersm" | "maxnctapersm" | "maxnreg") => {
+                Token::Dot(
+                    "maxntid" | "reqntid" | "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank",
+                ) => {
                     let required = self.next.token == Token::Dot("reqntid");
                     let bounds = required || self.next.token == Token::Dot("maxntid");
                     self.advance()?;
@@ -355,6 +357,7 @@ impl<'t> Parser<'t> {
                 self.advance()?;
                 let first = match names.lookup(function, name, line)? {
                     Some(operand) => operand,
+                    None if name == "WARP_SZ" => Operand::Int(32),
                     None if name.starts_with('%') && name.len() < 32 => {
                         let mut special = name[1..].to_owned();
                         if let Token::Dot(axis @ ("x" | "y" | "z" | "w")) = self.next.token {
