@@ -116,6 +116,20 @@ def test_sums_of_floats_are_as_exact_as_pairwise_ones(name):
     np.testing.assert_allclose(np.asarray(function(a, n)), n * float(np.float32(0.1)), rtol=4e-7)
 
 
+def test_norms_and_softmax_of_long_rows_are_exact():
+    # Mostly of one sign, so that what a sum loses adds up.
+    x = np.random.default_rng(3).uniform(0.5, 1, (1, 1 << 22)).astype("float32")
+    exact, ones = x.astype("float64"), va.asarray(np.ones(x.shape[-1], "float32"))
+    mean = exact.mean()
+    cases = [
+        (va.nn.rms_norm(va.asarray(x), ones), exact / np.sqrt((exact**2).mean() + 1e-6)),
+        (va.nn.layer_norm(va.asarray(x), ones), (exact - mean) / np.sqrt(((exact - mean) ** 2).mean() + 1e-5)),
+        (va.nn.softmax(va.asarray(x)), np.exp(exact) / np.exp(exact).sum()),
+    ]
+    for found, expected in cases:
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
+
+
 def test_sums_of_infinite_numbers_are_infinite():
     for value in (np.inf, -np.inf, 3e38, -3e38):
         assert va.sum(va.asarray(np.full(5000, value, "float32"))).item() == np.copysign(np.inf, value)
