@@ -391,7 +391,7 @@ class Function:
         return f"({of}){e(rng.choice(INTEGERS))}"
 
     def call(self, callee, depth):
-        name, _, parameters = callee
+        name, result, parameters = callee
         arguments = []
         for of in parameters:
             if of == "u64 *":
@@ -400,7 +400,10 @@ class Function:
                 arguments.append(self.rng.choice(self.visible(of))[0] if self.visible(of) else f"{of}()")
             else:
                 arguments.append(self.expression(of, depth - 2))
-        return f"{name}(tid, {', '.join(arguments)})"
+        # In a statement of its own: what it writes through pointers must not depend on the order of an expression's parts.
+        variable = self.fresh()
+        self.line(f"{result} {variable} = {name}(tid, {', '.join(arguments)});")
+        return variable
 
     def declare_struct(self, struct, text=None):
         name = self.fresh()
