@@ -394,9 +394,35 @@ pub(crate) fn address_range(at: u64) -> Result<(u64, usize)> {
     state.host_span(at).map(|(start, allocation)| (start, allocation.len as usize)).ok_or(Error::NotFound)
 }
 
-/// Whether an address is of managed memory, as hints about it want.
-pub(crate) fn managed(at: u64) -> Result {
+/// Checks the range and the location that a hint about managed memory names. `device` is an ordinal, or −1 for the host.
+pub(crate) fn hint(at: u64, len: usize, device: i32) -> Result {
     let state = state::lock();
     state.current()?;
-    if state.is_managed(at) { Ok(()) } else { Err(Error::InvalidValue) }
+    if device != HOST {
+        state.device(device)?;
+    }
+    let end = state.span(at).and_then(|(start, span)| start.checked_add(span.len));
+    let is_inside = end.zip(at.checked_add(len as u64)).is_some_and(|(end, last)| last <= end);
+    if len > 0 && is_inside && state.is_managed(at) { Ok(()) } else { Err(Error::InvalidValue) }
 }
+
+/// `cuMemAdvise`. The advice that copies may be made for reading, and its end, ignore the device.
+pub(crate) fn advise(at: u64, len: usize, advice: i32, device: i32) -> Result {
+    match advice {
+        1 | 2 => hint(at, len, HOST),
+        3..=6 => hint(at, len, device),
+        _ => Err(Error::InvalidValue),
+    }
+}
+
+/// Returns the device of a `CUmemLocation`, or −1 for the host and its memory nodes.
+pub(crate) fn location(location: u64) -> Result<i32> {
+    match location as u32 {
+        1 => Ok((location >> 32) as i32),
+        2..=4 => Ok(HOST),
+        _ => Err(Error::InvalidValue),
+    }
+}
+
+/// `CU_DEVICE_CPU`.
+const HOST: i32 = -1;

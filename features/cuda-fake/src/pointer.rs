@@ -83,12 +83,14 @@ pub(crate) fn attribute(attribute: i32, at: u64) -> Result<Value> {
     state.attribute(attribute, at, state.contexts[&context].device)
 }
 
-/// One of `cuPointerGetAttributes`: what an address has not is 0.
+/// One of `cuPointerGetAttributes`: what an address has not is 0. No context needs to be current.
 pub(crate) fn attribute_or_nothing(attribute: i32, at: u64) -> Result<Value> {
     let state = state::lock();
-    let context = state.current()?;
-    let value = state.attribute(attribute, at, state.contexts[&context].device);
-    value.or_else(|_| nothing(attribute))
+    let device = match state.current() {
+        Err(Error::InvalidContext) => 0,
+        context => state.contexts[&context?].device,
+    };
+    state.attribute(attribute, at, device).or_else(|_| nothing(attribute))
 }
 
 /// `cuPointerSetAttribute`: `SYNC_MEMOPS` of memory that is not virtual.

@@ -520,6 +520,51 @@ fn calls_return_the_drivers_error_codes() {
 }
 
 #[test]
+fn hints_about_managed_memory_are_checked() {
+    alone("hints_about_managed_memory_are_checked", &[], |driver| {
+        const INVALID_DEVICE: Code = 101;
+        driver.start(0);
+        let managed = driver.get("cuMemAllocManaged", &[4096, 1]);
+        let memory = driver.get("cuMemAlloc_v2", &[4096]);
+        let host = u64::from(u32::MAX);
+        let location = |kind: u64, id: u64| kind | id << 32;
+        driver.check(&[
+            ("cuMemPrefetchAsync", &[managed, 4096, 0, 0], 0),
+            ("cuMemPrefetchAsync", &[managed + 4095, 1, host, 0], 0),
+            ("cuMemPrefetchAsync", &[managed, 4096, 99, 0], INVALID_DEVICE),
+            ("cuMemPrefetchAsync", &[managed, 4097, 0, 0], INVALID_VALUE),
+            ("cuMemPrefetchAsync", &[managed, 0, 0, 0], INVALID_VALUE),
+            ("cuMemPrefetchAsync", &[memory, 4096, 0, 0], INVALID_VALUE),
+            ("cuMemPrefetchAsync_v2", &[managed, 4096, location(1, 0), 0, 0], 0),
+            ("cuMemPrefetchAsync_v2", &[managed, 4096, location(2, 0), 0, 0], 0),
+            ("cuMemPrefetchAsync_v2", &[managed, 4096, location(1, 99), 0, 0], INVALID_DEVICE),
+            ("cuMemPrefetchAsync_v2", &[managed, 4096, location(9, 0), 0, 0], INVALID_VALUE),
+            ("cuMemAdvise", &[managed, 4096, 3, 0], 0),
+            ("cuMemAdvise", &[managed, 4096, 1, 99], 0),
+            ("cuMemAdvise", &[managed, 4096, 3, 99], INVALID_DEVICE),
+            ("cuMemAdvise", &[managed, 4096, 7, 0], INVALID_VALUE),
+            ("cuMemAdvise_v2", &[managed, 4096, 5, location(1, 0)], 0),
+            ("cuMemAdvise_v2", &[managed, 4096, 5, location(1, 99)], INVALID_DEVICE),
+        ]);
+    });
+}
+
+#[test]
+fn pointers_are_known_without_a_context() {
+    alone("pointers_are_known_without_a_context", &[], |driver| {
+        let (mut kind, mut on_stack) = (7u32, 0u64);
+        let (mut attribute, mut place) = (2u32, at(&mut kind));
+        let asked = [1, at(&mut attribute), at(&mut place), at(&mut on_stack)];
+        driver.check(&[
+            ("cuPointerGetAttributes", &asked, 3),
+            ("cuInit", &[0], 0),
+            ("cuPointerGetAttributes", &asked, 0),
+        ]);
+        assert_eq!(kind, 0);
+    });
+}
+
+#[test]
 fn error_codes_have_names() {
     alike("error_codes_have_names", &[], |driver| {
         for (code, name, said) in [

@@ -65,7 +65,9 @@ fn takes_address(item: &Item, parameter: u32) -> bool {
     let Item::Instr(instr) = item else { return false };
     let is_access = matches!(instr.opcode(), "ld" | "st") && instr.modifiers().next() == Some("param");
     let names = |operand: &Operand| match operand {
-        Operand::Address(base, _) if is_access => !matches!(**base, Operand::Variable(_)) && base.names(parameter),
+        Operand::Address(base, _) if is_access => {
+            !matches!(**base, Operand::Variable(_)) && base.names(parameter)
+        }
         other => other.names(parameter),
     };
     instr.opcode() != "call" && instr.operands.iter().any(names)

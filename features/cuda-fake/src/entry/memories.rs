@@ -194,22 +194,18 @@ api! {
     6000 fn cuPointerSetAttribute(value: *const c_void, attribute: i32, ptr: u64) {
         pointer::set(attribute, ptr, sys::read(value.cast::<u32>()))
     }
-    12020 fn cuMemAdvise_v2(dptr: u64, count: usize, advice: i32, location: u64) {
-        let _ = (count, advice, location);
-        memory::managed(dptr)
-    }
+    12020 fn cuMemAdvise_v2(dptr: u64, count: usize, advice: i32, location: u64) { memory::advise(dptr, count, advice, memory::location(location)?) }
     12020 fn cuMemPrefetchAsync_v2(dptr: u64, count: usize, location: u64, flags: u32, hStream: u64) / cuMemPrefetchAsync_v2_ptsz as own {
-        let _ = (count, location, flags);
-        memory::managed(dptr)?;
+        let location = memory::location(location)?;
+        if flags != 0 {
+            return Err(Error::InvalidValue);
+        }
+        memory::hint(dptr, count, location)?;
         crate::stream::submit(stream(hStream, own), crate::stream::Work::Nothing)
     }
-    8000 fn cuMemAdvise(dptr: u64, count: usize, advice: i32, device: i32) {
-        let _ = (count, advice, device);
-        memory::managed(dptr)
-    }
+    8000 fn cuMemAdvise(dptr: u64, count: usize, advice: i32, device: i32) { memory::advise(dptr, count, advice, device) }
     8000 fn cuMemPrefetchAsync(dptr: u64, count: usize, device: i32, hStream: u64) / cuMemPrefetchAsync_ptsz as own {
-        let _ = (count, device);
-        memory::managed(dptr)?;
+        memory::hint(dptr, count, device)?;
         crate::stream::submit(stream(hStream, own), crate::stream::Work::Nothing)
     }
 }
