@@ -41,6 +41,7 @@ mod inline;
 mod lex;
 pub mod limits;
 mod live;
+mod lockstep;
 mod module;
 mod parse;
 pub mod print;

@@ -59,6 +59,16 @@ impl<'b> Cx<'_, 'b> {
         }
     }
 
+    /// Does a tree go there?
+    fn any_goto(&self, tree: &Tree, to: usize) -> bool {
+        match &tree.kind {
+            Kind::Block(at) => self.cfg.blocks[*at].end.targets().contains(&to),
+            Kind::Goto(at) => *at == to,
+            Kind::Seq(trees) | Kind::Choice(_, trees) => trees.iter().any(|tree| self.any_goto(tree, to)),
+            Kind::Guard(_, body) | Kind::Loop(_, body) => self.any_goto(body, to),
+        }
+    }
+
     /// The register that says whether the thread has not ended.
     fn alive(&self) -> u32 {
         self.types.len() as u32 - 1
@@ -381,8 +391,11 @@ impl<'b> Cx<'_, 'b> {
         if self.failed() {
             return Next::Known(0);
         }
-        // Whether it goes round again comes first.
-        initial.insert(0, k.bool(true));
+        // Whether it goes round again comes first. Threads that ended would come along into a loop that none of the others reaches,
+        // and nothing would end it.
+        let living = if self.stay { self.living() } else { None };
+        initial.insert(0, living.map_or(k.bool(true), |living| self.any(living, body)));
+        let ends_inside = living.is_some() && self.any_goto(body, self.cfg.exit());
         let last = k.while_(
             initial,
             |carried| match ends {
@@ -395,7 +408,11 @@ impl<'b> Cx<'_, 'b> {
                 let mut again = None;
                 let mut values = self.region(&registers, exits, || {
                     let next = self.tree(body);
-                    again = Some(self.goes_to(next, head));
+                    let mut goes_on = self.goes_to(next, head);
+                    if let Some(living) = self.living().filter(|_| ends_inside) {
+                        goes_on = goes_on & self.any(living, body);
+                    }
+                    again = Some(goes_on);
                     next
                 });
                 self.back_to(mark);

@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{DYNAMIC_SHARED, inline};
 use crate::limits::MAX_LOOKS;
 use crate::live::{self, Live};
+use crate::lockstep::{self, Ordered};
 use crate::module::{Signature, Word};
 use crate::space::{LOCAL, SHARED, Spaces, spaces};
 use crate::structure::{Tree, structure};
@@ -105,42 +106,40 @@ pub(crate) fn translate(
     }
     let mut cfg = Cfg::of(code)?.with_barriers_behind();
     live::prune(&mut cfg, registers.len());
-    let live = Live::of(&cfg, registers.len())?;
     let spaces = spaces(&cfg, &registers);
     let texts = ast
         .variables
         .iter()
         .filter_map(|variable| Some((*data.get(&*variable.name)?, &variable.bytes[..])))
         .collect();
-    let mut prepared = Prepared {
-        function,
-        texts: Rc::new(texts),
-        text,
-        tree: structure(&cfg, NESTING[0], false)?,
-        nesting: NESTING[0],
-        cfg,
-        live,
-        spaces,
-        registers,
-        dynamic_at,
-        shared,
-        local,
+    let texts = Rc::new(texts);
+    let attempt = |cfg: Cfg| {
+        let prepared = Prepared {
+            function,
+            texts: Rc::clone(&texts),
+            text,
+            tree: structure(&cfg, NESTING[0], false)?,
+            nesting: NESTING[0],
+            live: Live::of(&cfg, registers.len())?,
+            cfg,
+            spaces: spaces.clone(),
+            registers: registers.clone(),
+            dynamic_at,
+            shared,
+            local,
+        };
+        prepared.translated(&signature, options)
     };
-    let mut done = prepared.best(&signature, options);
-    for nesting in &NESTING[1..] {
-        // Where what can't be written is nested too deeply, there is a flatter way.
-        if !matches!(&done, Err(error) if matches!(error.kind, ErrorKind::Build(_))) {
-            break;
-        }
-        prepared.nesting = *nesting;
-        let Ok(tree) = structure(&prepared.cfg, *nesting, false) else { break };
-        prepared.tree = tree;
-        let flatter = prepared.best(&signature, options);
-        if flatter.is_ok() {
-            done = flatter;
-        }
+    let ordered = match options.block.iter().product() {
+        0 | 1 => None,
+        2..=WARP => Some(Ordered::All),
+        _ => Some(Ordered::Volatile),
+    };
+    let waits = ordered.and_then(|ordered| lockstep::with_barriers(&cfg, &spaces, ordered));
+    match waits.map(&attempt) {
+        Some(Ok(done)) => Ok(done),
+        _ => attempt(cfg),
     }
-    done
 }
 
 /// How deep conditions are nested in each loop, one try after the other.
@@ -183,6 +182,25 @@ struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
+    /// Writes the kernel.
+    fn translated(mut self, signature: &Signature, options: &Options) -> Result<Translated> {
+        let mut done = self.best(signature, options);
+        for nesting in &NESTING[1..] {
+            // Where what can't be written is nested too deeply, there is a flatter way.
+            if !matches!(&done, Err(error) if matches!(error.kind, ErrorKind::Build(_))) {
+                break;
+            }
+            self.nesting = *nesting;
+            let Ok(tree) = structure(&self.cfg, *nesting, false) else { break };
+            self.tree = tree;
+            let flatter = self.best(signature, options);
+            if flatter.is_ok() {
+                done = flatter;
+            }
+        }
+        done
+    }
+
     /// Writes the kernel in the one way that is valid, if there is one.
     fn best(&self, signature: &Signature, options: &Options) -> Result<Translated> {
         let of_warps = self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(Instr::is_of_warps);
@@ -244,7 +262,9 @@ impl Prepared<'_> {
         let reduces = |instr: &Instr| instr.is_barrier() && instr.modifiers().any(|m| m == "red");
         let agree = matches!(mode, Mode::Agree | Mode::Stay) && self.shared > 0;
         let votes = matches!(mode, Mode::Vote | Mode::Fill);
-        let exchanges = agree || votes || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
+        let stay = mode == Mode::Stay;
+        let exchanges =
+            agree || stay || votes || self.cfg.blocks.iter().flat_map(|block| &block.instrs).any(reduces);
         let exchange = exchanges.then(|| k.shared("exchange", Scalar::I32, &[1]));
         let cx = Cx {
             k,
@@ -267,7 +287,7 @@ impl Prepared<'_> {
             local,
             exchange,
             agree,
-            stay: mode == Mode::Stay,
+            stay,
             votes,
             data: options.data,
             dynamic_at: self.dynamic_at,

@@ -18,7 +18,7 @@ use vm_ir::limits::MAX_CASES;
 
 impl<'b> Cx<'_, 'b> {
     /// Does one of those that come to this part of the tree have that? The same for all that must come to it together.
-    fn any(&self, value: Val<'b>, tree: &Tree) -> Val<'b> {
+    pub(super) fn any(&self, value: Val<'b>, tree: &Tree) -> Val<'b> {
         if !self.any_block(tree, Block::converges) {
             return value;
         }
