@@ -574,7 +574,7 @@ impl<'a> Inliner<'a> {
         if let (Some(runtime), None) = (runtime, declared.at) {
             return self.runtime_call(frame, instr, runtime, [returns, arguments].concat(), guard);
         }
-        let callee = self.callee(name)?;
+        let callee = self.callee(&declared.head.name)?;
         if callee.entry {
             return Err(Error::unsupported(0, format!("a call of {name}")));
         }

@@ -1,14 +1,19 @@
 //! A module that was read: its kernels, what they take, and its variables.
 
-use crate::ast::{Ast, Declared, Function, Space};
+use crate::ast::{Ast, Class, Declaration, Declared, Function, Kind, Linkage, Space, Ty};
+use crate::cfg::Cfg;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{inline, parameter_offsets, place};
 use crate::limits::MAX_EAGER;
+use crate::live::Live;
 use crate::parse::{self, parse};
 use crate::translate::{self, Options, Translated};
 use std::collections::HashMap;
 use vm_ir::Scalar;
 use vm_ir::limits::MAX_PARAMS;
+
+/// Registers of 32 bits that a thread of a GPU can have.
+const MAX_THREAD_REGISTERS: u32 = 255;
 
 /// A module of PTX.
 #[derive(Clone, Debug)]
@@ -153,6 +158,13 @@ impl Module {
                 }
             }
         }
+        let external = |d: &&Declaration| d.linkage == Linkage::Extern && matches!(d.kind, Kind::Variable(_));
+        for declaration in ast.declarations.iter().filter(external) {
+            let Declaration { name, line, .. } = declaration;
+            if !ast.variables.iter().any(|variable| variable.name == *name) {
+                return Err(Error::unsupported(*line, format!("{name}, a variable of another module,")));
+            }
+        }
         let data = layout(&ast)?;
         Ok(Module { text: text.into(), ast, data })
     }
@@ -194,6 +206,25 @@ impl Module {
     pub fn memory(&self, kernel: &str) -> Result<(u64, u64)> {
         let code = inline(&self.ast, &self.text, self.kernel(kernel)?, &self.offsets())?;
         Ok((code.shared, code.local))
+    }
+
+    /// Estimates the registers of 32 bits that a thread has: as many as are live at once, and no more than `.maxnreg`. What a compiler
+    /// for a GPU allocates also depends on how it schedules instructions.
+    ///
+    /// # Errors
+    ///
+    /// There is no such kernel, its calls can't be inlined, or it exceeds a [cap](crate::limits).
+    pub fn registers(&self, kernel: &str) -> Result<u32> {
+        let function = self.kernel(kernel)?;
+        let code = inline(&self.ast, &self.text, function, &self.offsets())?;
+        let size = |ty: &Ty| match ty.class {
+            Class::Predicate => 0,
+            _ => (ty.bits * u32::from(ty.lanes)).div_ceil(32),
+        };
+        let sizes: Vec<u32> = code.registers.iter().map(size).collect();
+        let cfg = Cfg::of(code)?;
+        let count = Live::of(&cfg, sizes.len())?.pressure(&cfg, &sizes);
+        Ok(count.min(function.head.max_registers.unwrap_or(u32::MAX)).clamp(1, MAX_THREAD_REGISTERS))
     }
 
     fn offsets(&self) -> HashMap<&str, u64> {

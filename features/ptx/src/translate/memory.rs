@@ -64,8 +64,7 @@ impl<'b> Cx<'_, 'b> {
         let Operand::Address(base, offset) = operand else {
             return Err(self.unsupported("an access without an address"));
         };
-        let known =
-            |space, index| Ok(Target { generic: None, choices: vec![self.place(space, index)] });
+        let known = |space, index| Ok(Target { generic: None, choices: vec![self.place(space, index)] });
         match (&**base, space) {
             (Operand::Symbol(symbol), _) => {
                 known(symbol.space, self.constant(Type::I64, self.offset_of(*symbol, *offset)))
