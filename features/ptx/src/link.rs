@@ -12,8 +12,14 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::ops::Range;
 
-/// Functions that the driver defines.
-const RUNTIME: &[&str] = &["__assertfail", "free", "malloc", "vprintf"];
+/// Returns whether the driver defines a function: the system calls of kernels, and those that the device runtime
+/// (`libcudadevrt.a`) calls.
+fn is_of_driver(name: &str) -> bool {
+    let of_runtime = || name.strip_prefix("cnp")?.chars().next();
+    ["__assertfail", "free", "malloc", "vprintf"].contains(&name)
+        || name.starts_with("__cuda_syscall_")
+        || of_runtime().is_some_and(|c| c.is_ascii_uppercase())
+}
 
 /// A module to link.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +141,7 @@ impl<'t> Object<'t> {
             let declared = self.names.get(name).map(|at| &self.ast.declarations[*at]);
             declared.is_some_and(|d| !d.is_defined())
                 && !definitions.contains_key(name)
-                && !RUNTIME.contains(name)
+                && !is_of_driver(name)
         })
     }
 
@@ -227,7 +233,8 @@ fn emit(objects: &[Object<'_>], definitions: &Definitions<'_>, max_registers: Op
     let _ = writeln!(head, ".target {}\n.address_size 64", target.unwrap_or_default());
     let (mut variables, mut bodies, mut aliases) = (String::new(), String::new(), String::new());
     let marker = marker(objects);
-    let mut taken: HashSet<&str> = definitions.keys().copied().chain(RUNTIME.iter().copied()).collect();
+    let of_driver = objects.iter().flat_map(|o| o.names.keys().copied()).filter(|name| is_of_driver(name));
+    let mut taken: HashSet<&str> = definitions.keys().copied().chain(of_driver).collect();
     let (mut declared, mut count) = (HashSet::new(), 0);
     for (module, object) in objects.iter().enumerate() {
         let mut renamed = HashMap::new();
@@ -244,7 +251,7 @@ fn emit(objects: &[Object<'_>], definitions: &Definitions<'_>, max_registers: Op
             let name = &*declaration.name;
             let is_kept = match declaration.linkage {
                 _ if !declaration.is_defined() => {
-                    RUNTIME.contains(&name) && !definitions.contains_key(name) && declared.insert(name)
+                    is_of_driver(name) && !definitions.contains_key(name) && declared.insert(name)
                 }
                 Linkage::Local => true,
                 _ => definitions.get(name) == Some(&(module, at)),

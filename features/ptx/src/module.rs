@@ -15,6 +15,9 @@ use vm_ir::limits::MAX_PARAMS;
 /// Registers of 32 bits that a thread of a GPU can have.
 const MAX_THREAD_REGISTERS: u32 = 255;
 
+/// Where the addresses of functions in variables begin: no memory is there, and a call through such an address is refused.
+const FUNCTIONS: u64 = 0x7200_0000_0000_0000;
+
 /// A module of PTX.
 #[derive(Clone, Debug)]
 pub struct Module {
@@ -268,9 +271,15 @@ fn layout(ast: &Ast) -> Result<Data> {
             bytes: variable.bytes.clone(),
         });
     }
-    for variable in lasting() {
+    for (at, variable) in lasting().enumerate() {
         for pointer in &variable.pointers {
             let Some(target) = offsets.get(&*pointer.target) else {
+                if let Some(function) = ast.names.get(&*pointer.target) {
+                    let address = FUNCTIONS + 16 * *function as u64;
+                    let bytes = &mut data.variables[at].bytes[pointer.offset as usize..][..8];
+                    bytes.copy_from_slice(&address.wrapping_add(pointer.addend as u64).to_le_bytes());
+                    continue;
+                }
                 return Err(Error::unsupported(
                     variable.line,
                     format!("the address of {} in a variable", pointer.target),
