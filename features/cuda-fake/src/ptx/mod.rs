@@ -75,7 +75,7 @@ fn code(error: &vm_ptx::Error) -> Error {
 /// What the driver answers where PTX is refused.
 fn refusal(error: &vm_ptx::Error) -> Refusal {
     let (reason, error) = (error.to_string(), code(error));
-    if error == Error::NoBinaryForGpu {
+    if [Error::NoBinaryForGpu, Error::Unknown].contains(&error) {
         tell(&reason);
     }
     Refusal { error, reason }
