@@ -31,12 +31,12 @@ struct Log {
     size: usize,
     /// The bytes that have text.
     used: usize,
-    /// Where the program wants to read how long the text is.
+    /// The address of the option's value, which receives the length of the text.
     size_at: u64,
 }
 
 impl Log {
-    /// Appends a text, cut to what there is room for.
+    /// Appends a text, truncated to the free space.
     fn append(&mut self, text: &str) {
         let buffer = std::ptr::with_exposed_provenance_mut::<u8>(self.buffer as usize);
         let Ok(text) = CString::new(text.replace('\0', " ")) else { return };
@@ -44,7 +44,7 @@ impl Log {
             return;
         }
         let (start, room) = (buffer.wrapping_add(self.used), self.size - self.used);
-        // A text that is cut is as long as there is room, but for a last byte that is 0 already, as the driver has it.
+        // As NVIDIA's driver does, a truncated text counts its last byte unless that byte was 0 before.
         let last = room.saturating_sub(1);
         let kept = sys::read_at(start, last).is_some_and(|byte| byte != 0);
         sys::write_text(start, room, &text);
@@ -80,7 +80,7 @@ impl Options {
         read
     }
 
-    /// Writes to the log why a load was refused, and how long the text is.
+    /// Writes to the log why a load was refused, and to the option's value how long the text is.
     pub(crate) fn logged<T>(&mut self, loaded: Result<T, Refusal>) -> Result<T> {
         loaded.map_err(|refusal| {
             self.error.append(&refusal.reason);
@@ -91,8 +91,8 @@ impl Options {
         })
     }
 
-    /// Writes to the log why an input cannot be linked. How long the text is isn't written: programs free the array of values when
-    /// `cuLinkCreate` has returned.
+    /// Writes to the log why a link fails. It does not write the length of the text: programs such as cuda.core free the array of values
+    /// after `cuLinkCreate`.
     pub(crate) fn log_error(&mut self, text: &str) {
         text.lines().for_each(|line| self.error.append(&format!("error   : {line}\n")));
     }

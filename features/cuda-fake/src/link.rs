@@ -25,18 +25,18 @@ const NAME: usize = 4096;
 pub(crate) struct Input {
     pub(crate) name: String,
     pub(crate) text: String,
-    /// Whether it is linked only if another needs it.
+    /// Whether it is linked only if it defines a name that other inputs refer to.
     pub(crate) is_optional: bool,
 }
 
-/// A link until it is destroyed.
+/// A link, from `cuLinkCreate` to `cuLinkDestroy`.
 #[derive(Default)]
 pub(crate) struct Link {
     options: Options,
     inputs: Vec<Input>,
     /// An image whose kernels are the driver's own: it can only be alone.
     own: Option<Vec<u8>>,
-    /// The result. It stays where it is.
+    /// The result, at a stable address.
     linked: Option<Box<[u8]>>,
 }
 

@@ -342,7 +342,7 @@ pub(crate) enum Linkage {
     Visible,
 }
 
-/// What a declaration declares.
+/// The kind of a declaration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Entry,

@@ -55,7 +55,7 @@ pub fn size(header: &[u8]) -> Result<u64> {
 ///
 /// # Errors
 ///
-/// It is neither, or is cut off.
+/// The file is neither, or is cut off.
 pub fn objects<'a>(name: &str, file: &'a [u8]) -> Result<Vec<(String, &'a [u8])>> {
     let Some(mut rest) = file.strip_prefix(LIBRARY) else {
         return Ok(fat_binaries(file)?.into_iter().map(|image| (name.to_owned(), image)).collect());

@@ -60,7 +60,7 @@ impl<'t> Lexer<'t> {
         self.at += rest.iter().position(|b| *b == b'\n').unwrap_or(rest.len());
     }
 
-    /// The offset behind the last token.
+    /// Returns the offset behind the last token.
     pub(crate) fn at(&self) -> usize {
         self.at
     }

@@ -24,7 +24,7 @@ fn is_of_driver(name: &str) -> bool {
 /// A module to link.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'t> {
-    /// What errors call it.
+    /// Its name in messages.
     pub name: &'t str,
     /// Its PTX.
     pub text: &'t str,
@@ -38,7 +38,7 @@ struct Object<'t> {
     ast: Ast,
     /// Where names of module scope occur, in order, and whether they are declared there.
     mentions: Vec<(Range<usize>, bool)>,
-    /// Its declarations by name: the definition, if there is one.
+    /// Its declarations by name. A definition has precedence over a prototype.
     names: HashMap<&'t str, usize>,
 }
 
@@ -218,7 +218,7 @@ fn check(objects: &[Object<'_>], definitions: &Definitions<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What no text has in it: a name of module scope with it and a number is a new name everywhere.
+/// Returns a suffix that occurs in no text: a name with it and a number is new in every scope.
 fn marker(objects: &[Object<'_>]) -> String {
     let runs = objects.iter().flat_map(|object| object.input.text.split(|c| c != '_').map(str::len));
     format!("${}", "_".repeat(runs.max().unwrap_or(0) + 1))

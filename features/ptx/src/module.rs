@@ -211,8 +211,8 @@ impl Module {
         Ok((code.shared, code.local))
     }
 
-    /// Estimates the registers of 32 bits that a thread has: as many as are live at once, and no more than `.maxnreg`. What a compiler
-    /// for a GPU allocates also depends on how it schedules instructions.
+    /// Estimates the 32-bit registers of a thread: the most that are live at once, limited by `.maxnreg`. A compiler for a GPU may allocate
+    /// more or fewer, because it schedules the instructions anew.
     ///
     /// # Errors
     ///

@@ -72,7 +72,7 @@ fn code(error: &vm_ptx::Error) -> Error {
     }
 }
 
-/// What the driver answers where PTX is refused.
+/// Converts an error of PTX to the driver's, and reports what is beyond this driver.
 fn refusal(error: &vm_ptx::Error) -> Refusal {
     let (reason, error) = (error.to_string(), code(error));
     if [Error::NoBinaryForGpu, Error::Unknown].contains(&error) {
@@ -102,7 +102,7 @@ pub(crate) fn read(image: &[u8], max_registers: Option<u32>) -> Result<Arc<dyn m
     Ok(Arc::new(Shared(Arc::new(Program { module, max_registers }))))
 }
 
-/// Reads what is to be linked.
+/// Reads the PTX of an input of a link.
 pub(crate) fn inputs(kind: i32, name: &str, image: Vec<u8>) -> Result<Vec<Input>, Refusal> {
     let images = match kind {
         link::OBJECT | link::LIBRARY => image::objects(name, &image)
