@@ -67,22 +67,13 @@ pub fn link(inputs: &[Input<'_>], max_registers: Option<u32>) -> Result<String> 
         return Err(Error::large(0, "bytes", MAX_TEXT));
     }
     let read = inputs.iter().map(|input| Object::read(*input)).collect::<Result<Vec<_>>>()?;
-    let (mut objects, mut optional): (Vec<_>, Vec<_>) = read.into_iter().partition(|o| !o.input.optional);
-    let definitions = loop {
-        let definitions = definitions(&objects)?;
-        let missing: HashSet<&str> = objects.iter().flat_map(|o| o.undefined(&definitions)).collect();
-        let (needed, rest) = optional
-            .into_iter()
-            .partition(|o: &Object<'_>| o.visible().any(|(_, name)| missing.contains(name)));
-        optional = rest;
-        if needed.is_empty() {
-            break definitions;
-        }
-        objects.extend(needed);
-    };
+    let (mut objects, optional): (Vec<_>, Vec<_>) = read.into_iter().partition(|o| !o.input.optional);
+    pull(&mut objects, optional);
+    let definitions = definitions(&objects)?;
     let mut undefined = Vec::new();
     for object in &objects {
-        let names: BTreeSet<&str> = object.undefined(&definitions).collect();
+        let names: BTreeSet<&str> =
+            object.external().filter(|name| !definitions.contains_key(name)).collect();
         undefined.extend(
             names.iter().map(|name| format!("Undefined reference to '{name}' in '{}'", object.input.name)),
         );
@@ -135,13 +126,11 @@ impl<'t> Object<'t> {
         references.map(|(mention, _)| &self.input.text[mention.clone()])
     }
 
-    /// Those that it declares and no module defines.
-    fn undefined(&self, definitions: &Definitions<'_>) -> impl Iterator<Item = &'t str> {
+    /// Those of them that it declares, and leaves to other modules to define.
+    fn external(&self) -> impl Iterator<Item = &'t str> {
         self.references().filter(|name| {
             let declared = self.names.get(name).map(|at| &self.ast.declarations[*at]);
-            declared.is_some_and(|d| !d.is_defined())
-                && !definitions.contains_key(name)
-                && !is_of_driver(name)
+            declared.is_some_and(|d| !d.is_defined()) && !is_of_driver(name)
         })
     }
 
@@ -160,6 +149,30 @@ impl<'t> Object<'t> {
         }
         to.push_str(&self.input.text[at..part.end]);
         if to.len() > MAX_TEXT { Err(Error::large(0, "bytes", MAX_TEXT)) } else { Ok(()) }
+    }
+}
+
+/// Adds the modules that define what others refer to.
+fn pull<'t>(objects: &mut Vec<Object<'t>>, optional: Vec<Object<'t>>) {
+    let mut defined: HashSet<&str> = objects.iter().flat_map(Object::visible).map(|(_, name)| name).collect();
+    let mut providers = HashMap::new();
+    for (at, object) in optional.iter().enumerate() {
+        for (_, name) in object.visible() {
+            providers.entry(name).or_insert(at);
+        }
+    }
+    let mut optional: Vec<_> = optional.into_iter().map(Some).collect();
+    let mut at = 0;
+    while let Some(object) = objects.get(at) {
+        let names: Vec<&str> = object.external().collect();
+        for name in names {
+            let provider = providers.get(name).filter(|_| !defined.contains(name));
+            if let Some(member) = provider.and_then(|at| optional[*at].take()) {
+                defined.extend(member.visible().map(|(_, name)| name));
+                objects.push(member);
+            }
+        }
+        at += 1;
     }
 }
 
