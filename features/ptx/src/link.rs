@@ -219,6 +219,12 @@ fn check(objects: &[Object<'_>], definitions: &Definitions<'_>) -> Result<()> {
                 (Kind::Variable(0), Kind::Variable(_)) => continue,
                 (Kind::Variable(_), Kind::Variable(_)) if declared.linkage == Linkage::Common => continue,
                 (declared, defined) if declared == defined => continue,
+                // One may not know of what the function returns.
+                (Kind::Function(returns, params), Kind::Function(returned, taken))
+                    if params == taken && (returns.is_empty() || returned.is_empty()) =>
+                {
+                    continue;
+                }
                 (Kind::Variable(_), Kind::Variable(_)) => "Size",
                 _ => "Prototype",
             };

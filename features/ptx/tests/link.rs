@@ -164,6 +164,24 @@ fn what_is_undefined_or_defined_twice_is_an_error_that_names_it() {
 }
 
 #[test]
+fn modules_may_disagree_whether_a_function_returns_something() {
+    let none =
+        ".visible .global .align 4 .u32 seen;\n.visible .func f() {\nst.global.u32 [seen], 7; ret;\n}\n";
+    let main = external("f")
+        + ".extern .global .align 4 .u32 seen;\n"
+        + &returns("", "get", "seen")
+        + &kernel("k", &["f", "get"]);
+    assert_eq!(run(&[&main, none], 2)[1], 7);
+    // The other way round.
+    let main = ".extern .func f();\n".to_owned()
+        + ".visible .entry k(.param .u64 out) {\n.reg .b64 %x<2>;\ncall.uni f; ld.param.u64 %x1, [out]; st.global.u32 [%x1], 5; ret;\n}\n";
+    assert_eq!(run(&[&main, &returns(".visible", "f", "1")], 1), [5]);
+    let wide = ".visible .func (.param .b64 r) f() {\nst.param.b64 [r], 1; ret;\n}\n";
+    let error = try_link(&[&(external("f") + &kernel("k", &["f"])), wide]).unwrap_err();
+    assert_eq!(error, "Prototype doesn't match for 'f' in 'a', first specified in 'b'");
+}
+
+#[test]
 fn what_the_driver_defines_stays_external() {
     let print = ".extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b);\n\
         .global .align 1 .b8 text[3] = {104, 105, 0};\n";
