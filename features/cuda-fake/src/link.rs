@@ -22,6 +22,7 @@ pub(crate) const LIBRARY: i32 = 4;
 const NAME: usize = 4096;
 
 /// PTX that is to be linked.
+#[cfg_attr(not(feature = "cpu"), expect(dead_code, reason = "no PTX is read without the feature"))]
 pub(crate) struct Input {
     pub(crate) name: String,
     pub(crate) text: String,
