@@ -204,6 +204,23 @@ fn what_the_driver_defines_stays_external() {
 }
 
 #[test]
+fn functions_in_variables_have_addresses_of_their_own() {
+    let module = |name: &str| {
+        let table = format!(".visible .global .align 8 .u64 {name}[2] = {{local, shared}};\n");
+        external("shared") + &returns("", "local", "1") + &table
+    };
+    let main = returns(".visible", "shared", "2")
+        + ".extern .global .align 8 .b64 x[2];\n.extern .global .align 8 .b64 y[2];\n\
+           .visible .entry k(.param .u64 out) {\n.reg .b64 %d<6>;\nld.param.u64 %d1, [out];\n\
+           ld.global.u64 %d2, [x]; ld.global.u64 %d3, [x+8]; ld.global.u64 %d4, [y]; ld.global.u64 %d5, [y+8];\n\
+           st.global.u64 [%d1], %d2; st.global.u64 [%d1+8], %d3; st.global.u64 [%d1+16], %d4; st.global.u64 [%d1+24], %d5; ret;\n}\n";
+    let words = run(&[&module("x"), &main, &module("y")], 8);
+    let [x, x_shared, y, y_shared] = [0, 2, 4, 6].map(|at| &words[at..at + 2]);
+    assert!(x_shared == y_shared && x != y && x != x_shared && y != y_shared, "{words:x?}");
+    assert!(!words.chunks(2).any(|address| address == [0, 0]), "{words:x?}");
+}
+
+#[test]
 fn a_module_of_a_library_is_linked_if_it_is_needed() {
     let texts = [
         external("f") + &kernel("k", &["f"]),
