@@ -21,6 +21,7 @@ const CAPTURE_INVALIDATED: Code = 901;
 const INVALID_PTX: Code = 218;
 const TIMEOUT: Code = 702;
 const TOO_LARGE: Code = 720;
+const UNKNOWN: Code = 999;
 
 /// What nvcc made of the kernels of vm-ptx's tests.
 fn file(name: &str) -> Vec<u8> {
@@ -159,25 +160,261 @@ fn images_of_all_kinds_are_loaded() {
     });
 }
 
+/// Options of a link or a load, and where its logs go.
+struct Jit {
+    info: [u8; 4096],
+    error: [u8; 4096],
+    options: [i32; 6],
+    values: [u64; 6],
+}
+
+impl Jit {
+    /// With logs and a limit of registers.
+    fn new(max_registers: u64) -> Box<Jit> {
+        // The logs with their sizes, a verbose log, and the limit.
+        let (options, values) = ([3, 4, 5, 6, 12, 0], [0, 4096, 0, 4096, 1, max_registers]);
+        let mut jit = Box::new(Jit { info: [0; 4096], error: [0; 4096], options, values });
+        (jit.values[0], jit.values[2]) = (at(&mut jit.info), at(&mut jit.error));
+        jit
+    }
+
+    fn link(&mut self, driver: &Driver) -> u64 {
+        let mut link = 0u64;
+        let places = [at(&mut self.options), at(&mut self.values), at(&mut link)];
+        driver.ok("cuLinkCreate_v2", &[&[6], places.as_slice()].concat());
+        // Programs free it.
+        self.values = [0; 6];
+        link
+    }
+
+    fn logs(&self) -> [String; 2] {
+        [self.info, self.error].map(|log| String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned())
+    }
+}
+
+const LINKED_PTX: u64 = 1;
+const LINKED_FAT_BINARY: u64 = 2;
+const LINKED_OBJECT: u64 = 3;
+const LINKED_LIBRARY: u64 = 4;
+const LINKED_NVVM: u64 = 5;
+
+fn add(driver: &Driver, link: u64, kind: u64, data: &[u8], name: &str) -> Code {
+    let (mut data, mut name) = (data.to_vec(), [name.as_bytes(), b"\0"].concat());
+    let (len, data, name) = (data.len() as u64, at(data.as_mut_slice()), at(name.as_mut_slice()));
+    driver.call("cuLinkAddData_v2", &[link, kind, data, len, name, 0, 0, 0])
+}
+
+fn ptx(body: &str) -> Vec<u8> {
+    format!(".version 8.0\n.target sm_80\n.address_size 64\n{body}\0").into_bytes()
+}
+
+/// Completes a link, loads the result and destroys the link.
+fn load_linked(driver: &Driver, link: u64) -> u64 {
+    let (mut linked, mut size) = (0u64, 0u64);
+    driver.ok("cuLinkComplete", &[link, at(&mut linked), at(&mut size)]);
+    let module = driver.get("cuModuleLoadData", &[linked]);
+    driver.ok("cuLinkDestroy", &[link]);
+    module
+}
+
+fn attribute(driver: &Driver, function: u64, attribute: u64) -> i32 {
+    let mut value = 0i32;
+    driver.ok("cuFuncGetAttribute", &[at(&mut value), attribute, function]);
+    value
+}
+
+/// A kernel that stores what a function of another module returns for its argument.
+const CALLS: &str = ".extern .func (.param .b32 r) twice(.param .b32 x);\n\
+    .visible .entry k(.param .u64 out, .param .u32 x) {\n.reg .b32 %r<3>; .reg .b64 %d<2>;\n\
+    ld.param.u64 %d1, [out]; ld.param.u32 %r1, [x];\n\
+    { .param .b32 a; st.param.b32 [a], %r1; .param .b32 got; call.uni (got), twice, (a); ld.param.b32 %r2, [got]; }\n\
+    st.global.u32 [%d1], %r2; ret;\n}\n";
+
+/// That function, with a factor in a variable of its module.
+const CALLED: &str = ".const .align 4 .u32 factor = 2;\n\
+    .visible .func (.param .b32 r) twice(.param .b32 x) {\n.reg .b32 %r<4>;\n\
+    ld.param.b32 %r1, [x]; ld.const.u32 %r2, [factor]; mul.lo.u32 %r3, %r1, %r2; st.param.b32 [r], %r3; ret;\n}\n";
+
 #[test]
-fn a_link_hands_its_ptx_back() {
-    alone("a_link_hands_its_ptx_back", &[], |driver| {
+fn modules_are_linked() {
+    alike("modules_are_linked", &[], |driver| {
         driver.start(0);
-        let mut image = file("small-none.fatbin");
-        let mut text = file("basics.ptx");
-        let (mut link, mut linked, mut size) = (0u64, 0u64, 0u64);
-        driver.ok("cuLinkCreate_v2", &[0, 0, 0, at(&mut link)]);
-        let none = [0, 0, 0, 0];
-        let add = |kind: u64, data: &mut Vec<u8>| {
-            let (len, data) = (data.len() as u64, at(data.as_mut_slice()));
-            driver.call("cuLinkAddData_v2", &[&[link, kind, data, len], none.as_slice()].concat())
+        let mut jit = Jit::new(40);
+        let link = jit.link(driver);
+        let image = file("small-none.fatbin");
+        assert_eq!(add(driver, link, LINKED_PTX, &ptx(CALLS), "calls.ptx"), 0);
+        assert_eq!(add(driver, link, LINKED_FAT_BINARY, &image, "small.fatbin"), 0);
+        assert_eq!(add(driver, link, LINKED_PTX, &ptx(CALLED), "called.ptx"), 0);
+        let module = load_linked(driver, link);
+        let out = put(driver, &[0; 4]);
+        let kernel = function(driver, module, "k");
+        assert_eq!(launch(driver, kernel, [1, 1], 0, vec![out, 21]), 0);
+        assert_eq!(driver.words(out, 1), [42]);
+        assert!((1..=40).contains(&attribute(driver, kernel, 4)));
+        let (a, sum) = (put_floats(driver, &[1.0, 2.0]), put_floats(driver, &[0.0; 2]));
+        let vector_add = function(driver, module, "vector_add");
+        assert_eq!(launch(driver, vector_add, [1, 32], 0, vec![a, a, sum, 2]), 0);
+        assert_eq!(floats(driver, sum, 2), [2.0, 4.0]);
+        let [info, error] = jit.logs();
+        assert!(info.contains("vector_add") && error.is_empty(), "{info}\n{error}");
+    });
+}
+
+#[test]
+fn a_link_that_fails_says_why() {
+    alike("a_link_that_fails_says_why", &[], |driver| {
+        driver.start(0);
+        let fails = |inputs: &[(&str, &str)], message: &str| {
+            let mut jit = Jit::new(0);
+            let link = jit.link(driver);
+            for (name, text) in inputs {
+                assert_eq!(add(driver, link, LINKED_PTX, &ptx(text), name), 0);
+            }
+            let (mut linked, mut size) = (0u64, 0u64);
+            assert_eq!(driver.call("cuLinkComplete", &[link, at(&mut linked), at(&mut size)]), UNKNOWN);
+            let error = &jit.logs()[1];
+            assert!(error.contains(message), "{error}");
+            driver.ok("cuLinkDestroy", &[link]);
         };
-        // Machine code, PTX, and more than one.
-        assert_eq!([add(0, &mut image), add(1, &mut text), add(2, &mut image)], [NO_BINARY, 0, 801]);
-        driver.ok("cuLinkComplete", &[link, at(&mut linked), at(&mut size)]);
-        let module = driver.get("cuModuleLoadData", &[linked]);
-        driver.check(&[("cuLinkDestroy", &[link], 0), ("cuLinkDestroy", &[link], INVALID_HANDLE)]);
-        function(driver, module, "saxpy");
+        fails(&[("calls.ptx", CALLS)], "Undefined reference to 'twice' in 'calls.ptx'");
+        let twice = [("calls.ptx", CALLS), ("a.ptx", CALLED), ("b.ptx", CALLED)];
+        fails(&twice, "Multiple definition of 'twice' in 'b.ptx', first defined in 'a.ptx'");
+
+        let mut jit = Jit::new(0);
+        let link = jit.link(driver);
+        let bad = ptx(".visible .entry k() {\nadd.u32 %r1, ;\n}\n");
+        assert_eq!(add(driver, link, LINKED_PTX, &bad, "bad.ptx"), INVALID_PTX);
+        assert!(jit.logs()[1].contains("line 5"), "{}", jit.logs()[1]);
+        // The link goes on without it.
+        assert_eq!(add(driver, link, LINKED_PTX, &ptx(".visible .entry k() {\nret;\n}\n"), "k.ptx"), 0);
+        function(driver, load_linked(driver, link), "k");
+    });
+}
+
+#[test]
+fn a_link_refuses_what_has_no_ptx() {
+    alone("a_link_refuses_what_has_no_ptx", &[], |driver| {
+        driver.start(0);
+        let mut jit = Jit::new(0);
+        let link = jit.link(driver);
+        let image = file("small-none.fatbin");
+        assert_eq!(add(driver, link, 0, &image, "machine.cubin"), NO_BINARY);
+        assert_eq!(add(driver, link, LINKED_NVVM, &image, "lto.bc"), NO_BINARY);
+        assert_eq!(add(driver, link, 6, &image, "what"), INVALID_VALUE);
+        assert_eq!(add(driver, link, LINKED_OBJECT, &image, "a.o"), INVALID_IMAGE);
+        let [_, error] = jit.logs();
+        for name in ["machine.cubin", "lto.bc: NVVM IR and LTO IR", "a.o: no object file"] {
+            assert!(error.contains(name), "{error}");
+        }
+        let (mut linked, mut size) = (0u64, 0u64);
+        driver.check(&[
+            ("cuLinkComplete", &[link, at(&mut linked), at(&mut size)], INVALID_VALUE),
+            ("cuLinkDestroy", &[link], 0),
+            ("cuLinkDestroy", &[link], INVALID_HANDLE),
+        ]);
+        assert_eq!(add(driver, link, LINKED_PTX, &ptx(CALLED), "late.ptx"), INVALID_HANDLE);
+    });
+}
+
+/// An object file for the host with a section of these bytes.
+fn object(section: &[u8]) -> Vec<u8> {
+    let mut file = vec![0; 64];
+    file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    let table = (64 + section.len()) as u64;
+    file[40..48].copy_from_slice(&table.to_le_bytes());
+    (file[58], file[60]) = (64, 2);
+    file.extend(section);
+    let head = file.len() + 64;
+    file.resize(head + 64, 0);
+    // SHT_PROGBITS, the offset and the size.
+    file[head + 4] = 1;
+    file[head + 24..head + 32].copy_from_slice(&64u64.to_le_bytes());
+    file[head + 32..head + 40].copy_from_slice(&(section.len() as u64).to_le_bytes());
+    file
+}
+
+/// A fat binary of PTX that is not packed.
+fn fat_binary(text: &[u8]) -> Vec<u8> {
+    let mut entry = vec![0u8; 64];
+    (entry[0], entry[2], entry[4], entry[28]) = (1, 1, 64, 80);
+    entry[8..16].copy_from_slice(&(text.len().next_multiple_of(8) as u64).to_le_bytes());
+    entry.extend(text);
+    entry.resize(entry.len().next_multiple_of(8), 0);
+    [&0xba55_ed50u32.to_le_bytes()[..], &[1, 0, 16, 0], &(entry.len() as u64).to_le_bytes(), &entry].concat()
+}
+
+fn library(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let mut file = b"!<arch>\n".to_vec();
+    for (name, member) in members {
+        file.extend(format!("{:<48}{:<10}`\n", format!("{name}/"), member.len()).bytes());
+        file.extend(member);
+        file.resize(file.len().next_multiple_of(2), b'\n');
+    }
+    file
+}
+
+#[test]
+fn objects_and_libraries_are_linked() {
+    alone("objects_and_libraries_are_linked", &[], |driver| {
+        driver.start(0);
+        let called = object(&fat_binary(&ptx(CALLED)));
+        // Not needed, and it would define the kernel again.
+        let kernel = object(&fat_binary(&ptx(".visible .entry k() {\nret;\n}\n")));
+        let archive = library(&[("", b"symbols".to_vec()), ("k.o", kernel), ("called.o", called.clone())]);
+        for (kind, data) in [(LINKED_OBJECT, &called), (LINKED_LIBRARY, &archive)] {
+            let mut jit = Jit::new(0);
+            let link = jit.link(driver);
+            assert_eq!(add(driver, link, LINKED_PTX, &ptx(CALLS), "calls.ptx"), 0);
+            assert_eq!(add(driver, link, kind, data, "called"), 0);
+            let out = put(driver, &[0; 4]);
+            let kernel = function(driver, load_linked(driver, link), "k");
+            assert_eq!(launch(driver, kernel, [1, 1], 0, vec![out, 4]), 0);
+            assert_eq!(driver.words(out, 1), [8]);
+        }
+        // Files that end early are errors of their calls.
+        let mut jit = Jit::new(0);
+        let link = jit.link(driver);
+        for len in (0..archive.len()).step_by(61) {
+            let code = add(driver, link, LINKED_LIBRARY, &archive[..len], "cut");
+            assert!([0, INVALID_IMAGE].contains(&code), "{len}: {code}");
+        }
+    });
+}
+
+#[test]
+fn functions_have_attributes() {
+    alike("functions_have_attributes", &[], |driver| {
+        driver.start(0);
+        let adds: String = (1..=60).map(|at| format!("add.f64 %sum, %sum, %f{at};\n")).collect();
+        let loads: String = (1..=60).map(|at| format!("ld.volatile.global.f64 %f{at}, [%d1];\n")).collect();
+        let body = |bounds: &str| {
+            format!(
+                ".const .align 8 .b8 table[200];\n.const .align 4 .u32 one = 1;\n\
+                 .visible .entry k(.param .u64 out) {bounds} {{\n.reg .b64 %d<2>; .reg .f64 %f<99>, %sum;\n\
+                 .shared .align 4 .b8 block[400]; .local .align 8 .b8 thread[48];\n\
+                 ld.param.u64 %d1, [out];\n{loads}mov.f64 %sum, 0d0000000000000000;\n{adds}st.global.f64 [%d1], %sum;\n\
+                 st.shared.u32 [block], 1; st.local.u32 [thread], 1; ret;\n}}\n.visible .entry small() {{\nret;\n}}\n"
+            )
+        };
+        let module = self::module(driver, &body(".maxntid 128, 1, 1")).unwrap();
+        let kernel = function(driver, module, "k");
+        assert_eq!(attribute(driver, kernel, 0), 128, "threads of a block");
+        assert_eq!(attribute(driver, kernel, 1), 400, "bytes of shared memory");
+        assert_eq!(attribute(driver, kernel, 2), 204, "bytes of constants");
+        assert!(attribute(driver, kernel, 3) >= 48, "bytes of local memory");
+        // Sixty numbers of 64 bits are live at once.
+        assert!((120..=255).contains(&attribute(driver, kernel, 4)));
+        assert!((1..40).contains(&attribute(driver, function(driver, module, "small"), 4)));
+
+        let module = self::module(driver, &body(".maxnreg 64")).unwrap();
+        assert!(attribute(driver, function(driver, module, "k"), 4) <= 64);
+        let (mut module, mut text, mut jit) = (0u64, ptx(&body("")), Jit::new(72));
+        let options = [at(&mut jit.options), at(&mut jit.values)];
+        driver.ok(
+            "cuModuleLoadDataEx",
+            &[&[at(&mut module), at(text.as_mut_slice()), 6], options.as_slice()].concat(),
+        );
+        assert!(attribute(driver, function(driver, module, "k"), 4) <= 72);
     });
 }
 

@@ -40,6 +40,7 @@ mod graph_memory;
 mod host;
 mod image;
 mod ipc;
+mod jit;
 mod library;
 mod link;
 mod memory;

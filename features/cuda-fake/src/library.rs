@@ -64,8 +64,8 @@ impl State {
 }
 
 /// `cuLibraryLoadData`.
-pub(crate) fn load(image: Vec<u8>, is_runtimes: bool) -> Result<u64, Refusal> {
-    let program = module::read(image)?;
+pub(crate) fn load(image: Vec<u8>, is_runtimes: bool, max_registers: Option<u32>) -> Result<u64, Refusal> {
+    let program = module::read(image, max_registers)?;
     let mut state = state::lock();
     let id = state.id();
     state

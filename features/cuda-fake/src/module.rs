@@ -172,31 +172,41 @@ impl From<Refusal> for Error {
     }
 }
 
+fn is_built_in(image: &[u8]) -> bool {
+    if image::is_fat(image) {
+        return image.windows(MAGIC.len()).any(|bytes| bytes == MAGIC.as_bytes());
+    }
+    let first = image.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
+    first.strip_prefix(COMMENT.as_bytes()).unwrap_or(first) == MAGIC.as_bytes()
+}
+
+/// Whether the kernels of an image are not of its PTX.
+pub(crate) fn is_own(image: &[u8]) -> bool {
+    is_built_in(image) || state::config().kernels.is_some()
+}
+
 /// Reads an image that [`image::at`] or [`image::of`] returned.
-pub(crate) fn read(mut image: Vec<u8>) -> Result<Arc<dyn Program>, Refusal> {
+pub(crate) fn read(mut image: Vec<u8>, max_registers: Option<u32>) -> Result<Arc<dyn Program>, Refusal> {
     let is_fat = image::is_fat(&image);
     if !is_fat {
         image = String::from_utf8_lossy(&image).into_owned().into_bytes();
     }
-    let built_in = if is_fat {
-        image.windows(MAGIC.len()).any(|bytes| bytes == MAGIC.as_bytes())
-    } else {
-        let first = image.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii_end();
-        first.strip_prefix(COMMENT.as_bytes()).unwrap_or(first) == MAGIC.as_bytes()
-    };
-    if built_in {
+    if is_built_in(&image) {
         return Ok(Arc::new(BuiltIn));
     }
     if let Some(named) = &state::config().kernels {
         return Ok(Arc::new(named.clone()));
     }
-    crate::ptx::read(&image)
+    crate::ptx::read(&image, max_registers)
 }
 
 /// `cuModuleLoadData`, of an image that `image` copies.
-pub(crate) fn load(image: impl FnOnce() -> Result<Vec<u8>>) -> Result<u64, Refusal> {
+pub(crate) fn load(
+    image: impl FnOnce() -> Result<Vec<u8>>,
+    max_registers: Option<u32>,
+) -> Result<u64, Refusal> {
     state::lock().current()?;
-    let program = read(image()?)?;
+    let program = read(image()?, max_registers)?;
     let mut state = state::lock();
     let context = state.current()?;
     Ok(state.add_module(context, program, None)?)

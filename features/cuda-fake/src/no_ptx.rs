@@ -2,6 +2,7 @@
 
 use crate::{
     error::Error,
+    link::Input,
     module::{Program, Refusal},
 };
 use std::sync::Arc;
@@ -18,8 +19,22 @@ pub(crate) mod print {
     pub(crate) fn flush() {}
 }
 
-/// Refuses every image.
-pub(crate) fn read(_image: &[u8]) -> Result<Arc<dyn Program>, Refusal> {
+fn refused() -> Refusal {
     let reason = "this driver has only kernels of its own: build it with the feature `cpu`".to_owned();
-    Err(Refusal { error: Error::InvalidImage, reason })
+    Refusal { error: Error::InvalidImage, reason }
+}
+
+/// Refuses every image.
+pub(crate) fn read(_image: &[u8], _max_registers: Option<u32>) -> Result<Arc<dyn Program>, Refusal> {
+    Err(refused())
+}
+
+/// Refuses every input of a link.
+pub(crate) fn inputs(_kind: i32, _name: &str, _image: Vec<u8>) -> Result<Vec<Input>, Refusal> {
+    Err(refused())
+}
+
+/// Refuses every link.
+pub(crate) fn link(_inputs: &[Input], _max_registers: Option<u32>) -> Result<String, Refusal> {
+    Err(refused())
 }

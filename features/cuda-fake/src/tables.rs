@@ -80,11 +80,11 @@ extern "C" fn nothing() -> i32 {
 }
 
 extern "C" fn module_of(to: *mut u64, image: u64) -> i32 {
-    give(to, module::load(|| image::at(image)).map_err(Error::from))
+    give(to, module::load(|| image::at(image), None).map_err(Error::from))
 }
 
 extern "C" fn module_in(image: u64, to: *mut u64) -> i32 {
-    give(to, module::load(|| image::at(image)).map_err(Error::from))
+    give(to, module::load(|| image::at(image), None).map_err(Error::from))
 }
 
 extern "C" fn primary(to: *mut u64, device: i32) -> i32 {

@@ -311,6 +311,8 @@ pub(crate) struct Function {
     pub(crate) required: Option<[u32; 3]>,
     /// The most threads of a block, if that is said.
     pub(crate) max_threads: Option<u32>,
+    /// The most registers of a thread, if that is said.
+    pub(crate) max_registers: Option<u32>,
     /// The first directive of its head that is not supported.
     pub(crate) unsupported: Option<Error>,
 }
@@ -333,6 +335,54 @@ pub(crate) struct Ast {
     pub(crate) functions: Vec<Declared>,
     /// Functions by their names.
     pub(crate) names: HashMap<Box<str>, usize>,
+    /// Every declaration at module scope, in order.
+    pub(crate) declarations: Vec<Declaration>,
+    /// References to names of module scope outside of function bodies.
+    pub(crate) mentions: Vec<Range<usize>>,
+}
+
+/// Which modules a name is visible in, from weakest to strongest definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Linkage {
+    /// Defined by another module.
+    Extern,
+    /// Visible in its own module only.
+    Local,
+    Common,
+    Weak,
+    Visible,
+}
+
+/// The kind of a declaration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Entry,
+    /// The sizes of what the function returns, then of its parameters.
+    Function(Vec<u64>, Vec<u64>),
+    Variable(u64),
+}
+
+/// A function or a variable of module scope, and its text.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Declaration {
+    pub(crate) name: Box<str>,
+    pub(crate) kind: Kind,
+    pub(crate) linkage: Linkage,
+    pub(crate) line: u32,
+    /// Where its name is.
+    pub(crate) name_at: Range<usize>,
+    /// Linkage, and the head of the function or the type of the variable.
+    pub(crate) head: Range<usize>,
+    /// The body of the function, or name and value of the variable; empty for a prototype.
+    pub(crate) rest: Range<usize>,
+    /// Whether `rest` is an `.alias` directive.
+    pub(crate) is_alias: bool,
+}
+
+impl Declaration {
+    pub(crate) fn is_defined(&self) -> bool {
+        self.linkage != Linkage::Extern && !self.rest.is_empty()
+    }
 }
 
 /// A function of a module, of which only the head was read.
@@ -345,6 +395,7 @@ pub(crate) struct Declared {
 }
 
 impl Ast {
+    /// The function of a name or an alias.
     pub(crate) fn function(&self, name: &str) -> Option<&Declared> {
         self.functions.get(*self.names.get(name)?)
     }

@@ -61,6 +61,9 @@ pub enum ErrorKind {
     /// The IR's validator refuses the kernel: mostly a barrier or an exchange within a warp that not all threads provably reach.
     #[error("{0}")]
     Invalid(ValidationErrors),
+    /// A name that several modules define, or that none of them defines.
+    #[error("{0}")]
+    Link(String),
     /// What is no container of code.
     #[error("{0}")]
     Image(String),

@@ -5,11 +5,15 @@
 //! within the bytes that are given.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::{MAX_ENTRIES, MAX_TEXT};
+use crate::limits::{MAX_ENTRIES, MAX_MODULES, MAX_TEXT};
 use std::io::Read;
+use std::ops::Range;
 
 /// The first bytes of a fat binary.
 pub const MAGIC: u32 = 0xba55_ed50;
+
+/// The first bytes of a library.
+const LIBRARY: &[u8] = b"!<arch>\n";
 
 const PTX: u16 = 1;
 const LZ4: u64 = 0x2000;
@@ -45,6 +49,65 @@ pub fn size(header: &[u8]) -> Result<u64> {
         return Err(wrong("no fat binary: it does not begin with 0xba55ed50"));
     }
     Ok(number(header, 6, 2)?.saturating_add(number(header, 8, 8)?))
+}
+
+/// The fat binaries of an object file for the host, or of a library of these (`ar`), each with the name of its object file.
+///
+/// # Errors
+///
+/// The file is neither, or is cut off.
+pub fn objects<'a>(name: &str, file: &'a [u8]) -> Result<Vec<(String, &'a [u8])>> {
+    let Some(mut rest) = file.strip_prefix(LIBRARY) else {
+        return Ok(fat_binaries(file)?.into_iter().map(|image| (name.to_owned(), image)).collect());
+    };
+    let cut = || wrong("the library is cut off");
+    let mut found = Vec::new();
+    while let Some((head, behind)) = rest.split_first_chunk::<60>() {
+        let field = |range: Range<usize>| str::from_utf8(&head[range]).map(str::trim_end).unwrap_or_default();
+        let size = field(48..58).parse::<usize>().map_err(|_| cut())?;
+        let member = behind.get(..size).ok_or_else(cut)?;
+        // The symbols and the long names of the library are members too.
+        if member.starts_with(b"\x7fELF") {
+            let name = format!("{name}:{}", field(0..16).trim_end_matches('/'));
+            found.extend(fat_binaries(member)?.into_iter().map(|image| (name.clone(), image)));
+        }
+        if found.len() > MAX_MODULES {
+            return Err(Error::large(0, "modules in a link", MAX_MODULES));
+        }
+        rest = behind.get(size.next_multiple_of(2)..).unwrap_or_default();
+    }
+    Ok(found)
+}
+
+/// The fat binaries in the sections of an ELF file of 64 bits.
+fn fat_binaries(file: &[u8]) -> Result<Vec<&[u8]>> {
+    if !file.starts_with(b"\x7fELF\x02\x01") {
+        return Err(wrong("no object file: it does not begin as ELF of 64 bits"));
+    }
+    let (table, size, count) = (number(file, 40, 8)? as usize, number(file, 58, 2)?, number(file, 60, 2)?);
+    let mut found = Vec::new();
+    for section in 0..count {
+        let head = table.saturating_add((section * size) as usize);
+        let field = |at: usize, size| number(file, head.saturating_add(at), size);
+        /// A section without bytes in the file.
+        const EMPTY: u64 = 8;
+        if field(4, 4)? == EMPTY {
+            continue;
+        }
+        let start = field(24, 8)? as usize;
+        let end = start.saturating_add(field(32, 8)? as usize);
+        let mut bytes = file.get(start..end).ok_or_else(|| wrong("the object file is cut off"))?;
+        while bytes.starts_with(&MAGIC.to_le_bytes()) {
+            let end = usize::try_from(self::size(bytes)?).unwrap_or(usize::MAX);
+            let image = bytes.get(..end).filter(|image| !image.is_empty());
+            found.push(image.ok_or_else(|| wrong("the fat binary is cut off"))?);
+            if found.len() > MAX_MODULES {
+                return Err(Error::large(0, "modules in a link", MAX_MODULES));
+            }
+            bytes = bytes.get(end.next_multiple_of(8)..).unwrap_or_default();
+        }
+    }
+    Ok(found)
 }
 
 /// The PTX of a fat binary.

@@ -618,21 +618,31 @@ impl<'a> Inliner<'a> {
         if let (Some(runtime), None) = (runtime, declared.at) {
             return self.runtime_call(frame, instr, runtime, [returns, arguments].concat(), guard);
         }
-        let callee = self.callee(name)?;
+        let callee = self.callee(&declared.head.name)?;
         if callee.entry {
             return Err(Error::unsupported(0, format!("a call of {name}")));
         }
         if self.open.contains(&&*callee.name) {
             return Err(Error::at(0, ErrorKind::Recursion(name.to_string())));
         }
-        if returns.len() != callee.returns || arguments.len() != callee.params {
+        // Modules may disagree whether a function returns something, as those of void in Numba do.
+        let agree = returns.len() == callee.returns || returns.is_empty() || callee.returns == 0;
+        if !agree || arguments.len() != callee.params {
             return Err(Error::syntax(0, format!("{name} takes and gives other parameters")));
         }
-        let given = returns.iter().chain(arguments).map(|operand| match operand {
+        let home = |operand: &Operand| match operand {
             Operand::Variable(at) => Ok(frame.homes[*at as usize]),
             _ => Err(Error::unsupported(0, "a call that passes registers")),
-        });
-        let homes = given.collect::<Result<Vec<_>>>()?;
+        };
+        let mut homes = returns.iter().take(callee.returns).map(home).collect::<Result<Vec<_>>>()?;
+        // What the caller drops has a place too.
+        while homes.len() < callee.returns {
+            self.slots.push(BTreeSet::new());
+            homes.push(Home::Slot(self.slots.len() as u32 - 1));
+        }
+        for argument in arguments {
+            homes.push(home(argument)?);
+        }
         let over = self.label();
         if let Some(guard) = guard {
             let skip = Guard { negated: !guard.negated, ..guard };

@@ -60,6 +60,11 @@ impl<'t> Lexer<'t> {
         self.at += rest.iter().position(|b| *b == b'\n').unwrap_or(rest.len());
     }
 
+    /// Returns the offset behind the last token.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
     /// Goes on from here.
     pub(crate) fn skip_to(&mut self, at: usize, line: u32) {
         (self.at, self.line) = (at, line);

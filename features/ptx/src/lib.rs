@@ -40,6 +40,7 @@ pub mod image;
 mod inline;
 mod lex;
 pub mod limits;
+mod link;
 mod live;
 mod lockstep;
 mod module;
@@ -51,5 +52,6 @@ mod translate;
 
 pub use ast::Space;
 pub use error::{Error, ErrorKind, Result};
+pub use link::{Input, link};
 pub use module::{Data, Module, Parameter, Signature, Variable, Word};
 pub use translate::{Options, Translated, supported};

@@ -52,5 +52,7 @@ pub const MAX_DEPTH: usize = vm_ir::limits::MAX_DEPTH - 2;
 pub const MAX_PARAMETER_BYTES: u64 = 32_764;
 /// Bytes of local memory of a thread.
 pub const MAX_LOCAL: u64 = 16 << 10;
+/// Modules of a link.
+pub const MAX_MODULES: usize = 1 << 12;
 /// Entries of a fat binary.
 pub const MAX_ENTRIES: usize = 256;

@@ -205,6 +205,46 @@ impl Live {
         number != NONE && word.is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
+    /// Returns the most that registers take at once, by the size of each.
+    pub(crate) fn pressure(&self, cfg: &Cfg, sizes: &[u32]) -> u32 {
+        let mut lasting: Vec<(u32, u32)> = self.numbers.iter().copied().zip(0..).collect();
+        lasting.retain(|(number, _)| *number != NONE);
+        lasting.sort_unstable();
+        let (mut most, mut alive) = (0, vec![false; sizes.len()]);
+        for block in &cfg.blocks {
+            let mut set = vec![0u64; self.words];
+            for to in block.end.targets().into_iter().filter(|to| *to < cfg.exit()) {
+                let from = &self.bits[to * self.words..(to + 1) * self.words];
+                set.iter_mut().zip(from).for_each(|(a, b)| *a |= b);
+            }
+            let (mut touched, mut now) = (Vec::new(), 0);
+            let mut read = |register: u32, alive: &mut [bool], now: &mut u32| {
+                if !std::mem::replace(&mut alive[register as usize], true) {
+                    touched.push(register);
+                    *now += sizes[register as usize];
+                }
+            };
+            for (number, register) in &lasting {
+                if set[*number as usize / 64] >> (number % 64) & 1 == 1 {
+                    read(*register, &mut alive, &mut now);
+                }
+            }
+            read_by_end(&block.end, &mut |register| read(register, &mut alive, &mut now));
+            most = most.max(now);
+            for instr in block.instrs.iter().rev() {
+                registers(instr, true, &mut |register| {
+                    if std::mem::take(&mut alive[register as usize]) {
+                        now -= sizes[register as usize];
+                    }
+                });
+                registers(instr, false, &mut |register| read(register, &mut alive, &mut now));
+                most = most.max(now);
+            }
+            touched.into_iter().for_each(|register| alive[register as usize] = false);
+        }
+        most
+    }
+
     /// Does the register live between blocks at all?
     pub(crate) fn anywhere(&self, register: u32) -> bool {
         self.numbers[register as usize] != NONE

@@ -1,14 +1,22 @@
 //! A module that was read: its kernels, what they take, and its variables.
 
-use crate::ast::{Ast, Declared, Function, Space};
+use crate::ast::{Ast, Class, Declaration, Declared, Function, Kind, Linkage, Space, Ty};
+use crate::cfg::Cfg;
 use crate::error::{Error, ErrorKind, Result};
 use crate::inline::{inline, parameter_offsets, place};
 use crate::limits::MAX_EAGER;
+use crate::live::Live;
 use crate::parse::{self, parse};
 use crate::translate::{self, Options, Translated};
 use std::collections::HashMap;
 use vm_ir::Scalar;
 use vm_ir::limits::MAX_PARAMS;
+
+/// Registers of 32 bits that a thread of a GPU can have.
+const MAX_THREAD_REGISTERS: u32 = 255;
+
+/// Where the addresses of functions in variables begin: no memory is there, and a call through such an address is refused.
+const FUNCTIONS: u64 = 0x7200_0000_0000_0000;
 
 /// A module of PTX.
 #[derive(Clone, Debug)]
@@ -153,6 +161,13 @@ impl Module {
                 }
             }
         }
+        let external = |d: &&Declaration| d.linkage == Linkage::Extern && matches!(d.kind, Kind::Variable(_));
+        for declaration in ast.declarations.iter().filter(external) {
+            let Declaration { name, line, .. } = declaration;
+            if !ast.variables.iter().any(|variable| variable.name == *name) {
+                return Err(Error::unsupported(*line, format!("{name}, a variable of another module,")));
+            }
+        }
         let data = layout(&ast)?;
         Ok(Module { text: text.into(), ast, data })
     }
@@ -196,6 +211,25 @@ impl Module {
         Ok((code.shared, code.local))
     }
 
+    /// Estimates the 32-bit registers of a thread: the most that are live at once, limited by `.maxnreg`. A compiler for a GPU may allocate
+    /// more or fewer, because it schedules the instructions anew.
+    ///
+    /// # Errors
+    ///
+    /// There is no such kernel, its calls can't be inlined, or it exceeds a [cap](crate::limits).
+    pub fn registers(&self, kernel: &str) -> Result<u32> {
+        let function = self.kernel(kernel)?;
+        let code = inline(&self.ast, &self.text, function, &self.offsets())?;
+        let size = |ty: &Ty| match ty.class {
+            Class::Predicate => 0,
+            _ => (ty.bits * u32::from(ty.lanes)).div_ceil(32),
+        };
+        let sizes: Vec<u32> = code.registers.iter().map(size).collect();
+        let cfg = Cfg::of(code)?;
+        let count = Live::of(&cfg, sizes.len())?.pressure(&cfg, &sizes);
+        Ok(count.min(function.head.max_registers.unwrap_or(u32::MAX)).clamp(1, MAX_THREAD_REGISTERS))
+    }
+
     fn offsets(&self) -> HashMap<&str, u64> {
         self.data.variables.iter().map(|v| (v.name.as_str(), v.offset)).collect()
     }
@@ -237,9 +271,15 @@ fn layout(ast: &Ast) -> Result<Data> {
             bytes: variable.bytes.clone(),
         });
     }
-    for variable in lasting() {
+    for (at, variable) in lasting().enumerate() {
         for pointer in &variable.pointers {
             let Some(target) = offsets.get(&*pointer.target) else {
+                if let Some(function) = ast.names.get(&*pointer.target) {
+                    let address = FUNCTIONS + 16 * *function as u64;
+                    let bytes = &mut data.variables[at].bytes[pointer.offset as usize..][..8];
+                    bytes.copy_from_slice(&address.wrapping_add(pointer.addend as u64).to_le_bytes());
+                    continue;
+                }
                 return Err(Error::unsupported(
                     variable.line,
                     format!("the address of {} in a variable", pointer.target),

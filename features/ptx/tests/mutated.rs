@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Random, text};
-use vm_ptx::{Module, Options};
+use vm_ptx::{Input, Module, Options, link};
 
 /// One change of a text, by line or by word.
 fn change(text: &str, words: &[&str], random: &mut Random) -> String {
@@ -48,6 +48,7 @@ fn changed() {
     let all = sources.join("\n");
     let words: Vec<&str> = all.split_inclusive([' ', '\t', '.', ',', '\n']).collect();
     let (mut read, mut translated) = (0, 0);
+    let mut last = sources[0].clone();
     for _ in 0..count {
         // The kernels of a file are many; one and what stands before the first is enough.
         let source = &sources[random.below(sources.len() as u64) as usize];
@@ -55,7 +56,12 @@ fn changed() {
         for _ in 0..1 + random.below(3) {
             text = change(&text, &words, &mut random);
         }
-        let Ok(module) = Module::parse(&text) else { continue };
+        let inputs =
+            [&last, &text].map(|text| Input { name: "changed", text, optional: random.below(2) == 0 });
+        let _ = link(&inputs, None);
+        let parsed = Module::parse(&text);
+        last = text;
+        let Ok(module) = parsed else { continue };
         read += 1;
         let names: Vec<&str> = module.kernels().collect();
         if names.is_empty() {

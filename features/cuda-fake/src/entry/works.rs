@@ -4,7 +4,9 @@ use super::{Out, Unused, api, give, put, read, stream};
 use crate::{
     error::{Error, Result},
     ffi::Launch,
-    image, library, link,
+    image,
+    jit::Options,
+    library, link,
     module::{self, Refusal, Request},
     occupancy,
     sys::{self, SharedOf},
@@ -14,47 +16,6 @@ use std::{
     ffi::{CString, c_char, c_void},
     sync::{Mutex, PoisonError},
 };
-
-/// `CU_JIT_ERROR_LOG_BUFFER`.
-const ERROR_LOG: i32 = 5;
-/// `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
-const ERROR_LOG_SIZE: i32 = 6;
-
-/// Says in the log that the options of a load name, if there is one, why it was refused.
-fn logged<T>(
-    loaded: Result<T, Refusal>,
-    count: u32,
-    options: *const i32,
-    values: *const *const c_void,
-) -> Result<T> {
-    loaded.map_err(|refusal| {
-        let (mut buffer, mut size_at) = ((std::ptr::null_mut(), 0), std::ptr::null());
-        for index in 0..count.min(64) as usize {
-            match (sys::read_at(options, index), sys::read_at(values, index)) {
-                (Some(ERROR_LOG), Some(value)) => buffer.0 = value.cast_mut().cast::<u8>(),
-                (Some(ERROR_LOG_SIZE), Some(value)) => {
-                    buffer.1 = value.addr() & u32::MAX as usize;
-                    size_at = values.wrapping_add(index);
-                }
-                _ => {}
-            }
-        }
-        let text = refusal.reason.replace('\0', " ");
-        if let Ok(text) = CString::new(text) {
-            // A text that is cut is as long as there is room, but for a last byte that is 0 already, as the driver has it.
-            let last = buffer.1.saturating_sub(1);
-            let kept = sys::read_at(buffer.0, last).is_some_and(|byte| byte != 0);
-            sys::write_text(buffer.0, buffer.1, &text);
-            let written = match text.count_bytes() {
-                count if count <= last => count,
-                _ => last + usize::from(kept),
-            };
-            // Null where the program does not ask.
-            let _ = sys::write(size_at.cast_mut().cast::<u32>(), written as u32);
-        }
-        refusal.error
-    })
-}
 
 /// The name of a function or kernel, which is there as long as the process is.
 fn name(handle: u64) -> Result<u64> {
@@ -75,17 +36,18 @@ fn put_all(at: *mut u64, count: u32, handles: &[u64]) -> Result {
 }
 
 api! {
-    2000 fn cuModuleLoad(hModule: Out<u64>, path: *const c_char) { give(hModule, || Ok(module::load(|| module::file(path))?)) }
+    2000 fn cuModuleLoad(hModule: Out<u64>, path: *const c_char) { give(hModule, || Ok(module::load(|| module::file(path), None)?)) }
     2000 fn cuModuleLoadData(hModule: Out<u64>, image: u64) {
-        give(hModule, || Ok(module::load(|| image::at(image))?))
+        give(hModule, || Ok(module::load(|| image::at(image), None)?))
     }
     2010 fn cuModuleLoadDataEx(
         hModule: Out<u64>, image: u64, count: u32, options: *const i32, values: *const *const c_void
     ) {
-        give(hModule, || logged(module::load(|| image::at(image)), count, options, values))
+        let mut options = Options::read(count, options, values);
+        give(hModule, || options.logged(module::load(|| image::at(image), options.max_registers)))
     }
     2000 fn cuModuleLoadFatBinary(hModule: Out<u64>, image: u64) {
-        give(hModule, || Ok(module::load(|| image::at(image))?))
+        give(hModule, || Ok(module::load(|| image::at(image), None)?))
     }
     2000 fn cuModuleUnload(hModule: u64) { module::unload(hModule) }
     11070 fn cuModuleGetLoadingMode(mode: Out<i32>) { give(mode, || Ok(1)) }
@@ -138,7 +100,10 @@ api! {
         // The runtime loads the image of its program with an option of libraries.
         let is_runtimes = many > 0 && image::is_wrapped(image);
         let image = || image::at(image).map_err(Refusal::from);
-        give(library, || logged(image().and_then(|image| library::load(image, is_runtimes)), count, options, values))
+        let mut options = Options::read(count, options, values);
+        give(library, || {
+            options.logged(image().and_then(|image| library::load(image, is_runtimes, options.max_registers)))
+        })
     }
     12000 fn cuLibraryLoadFromFile(
         library: Out<u64>, path: *const c_char, options: *const i32, values: *const *const c_void, count: u32,
@@ -146,7 +111,8 @@ api! {
     ) {
         let _ = (kinds, more, many);
         let image = module::file(path)?;
-        give(library, || logged(library::load(image, false), count, options, values))
+        let mut options = Options::read(count, options, values);
+        give(library, || options.logged(library::load(image, false, options.max_registers)))
     }
     12000 fn cuLibraryGetGlobal(dptr: Out<u64>, bytes: Out<usize>, library: u64, name: *const c_char) {
         let (at, size) = module::global(library::module(library)?, name)?;
@@ -256,27 +222,25 @@ api! {
         let stream = stream(handle, own);
         module::launch(&Request { function: f, grid, block, shared, stream, cooperative: false, parameters, extra })
     }
-    5050 fn cuLinkCreate(count: u32, options: Unused, values: Unused, state: Out<u64>) {
-        let _ = (count, options, values);
-        give(state, link::create)
+    5050 fn cuLinkCreate(count: u32, options: *const i32, values: *const *const c_void, state: Out<u64>) {
+        give(state, || link::create(Options::read(count, options, values)))
     }
-    6050 fn cuLinkCreate_v2(count: u32, options: Unused, values: Unused, state: Out<u64>) {
-        let _ = (count, options, values);
-        give(state, link::create)
+    6050 fn cuLinkCreate_v2(count: u32, options: *const i32, values: *const *const c_void, state: Out<u64>) {
+        give(state, || link::create(Options::read(count, options, values)))
     }
     5050 fn cuLinkAddData(
         state: u64, kind: i32, data: *const c_void, size: usize, called: *const c_char, count: u32, options: Unused,
         values: Unused
     ) {
-        let _ = (called, count, options, values);
-        link::add(state, kind, data, size)
+        let _ = (count, options, values);
+        link::add(state, kind, data, size, called)
     }
     6050 fn cuLinkAddData_v2(
         state: u64, kind: i32, data: *const c_void, size: usize, called: *const c_char, count: u32, options: Unused,
         values: Unused
     ) {
-        let _ = (called, count, options, values);
-        link::add(state, kind, data, size)
+        let _ = (count, options, values);
+        link::add(state, kind, data, size, called)
     }
     5050 fn cuLinkAddFile(state: u64, kind: i32, path: *const c_char, count: u32, options: Unused, values: Unused) {
         let _ = (count, options, values);

@@ -14,6 +14,7 @@ pub(crate) mod print;
 
 use crate::{
     error::{Error, Result},
+    link::{self, Input},
     memory::{By, Kind},
     module::{self, Refusal, Run, Shape},
     state::{self, State},
@@ -22,9 +23,9 @@ use machine::{Compiled, Failure, Timer};
 use std::{
     collections::{BTreeSet, HashMap},
     io::Write,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
-use vm_ptx::{ErrorKind, Module, Options, Signature, image};
+use vm_ptx::{ErrorKind, Module, Options, Signature, Space, image};
 
 /// The architecture that the device says it has.
 const ARCHITECTURE: u32 = 90;
@@ -34,6 +35,7 @@ const SHAPES: usize = 256;
 /// A module of PTX.
 struct Program {
     module: Module,
+    max_registers: Option<u32>,
 }
 
 /// A kernel of it.
@@ -41,6 +43,9 @@ struct Kernel {
     program: Arc<Program>,
     name: String,
     signature: Signature,
+    /// Bytes of shared memory of a block and of local memory of a thread.
+    memory: OnceLock<(u64, u64)>,
+    registers: OnceLock<u32>,
     compiled: Mutex<HashMap<Shape, Arc<Compiled>>>,
 }
 
@@ -62,12 +67,22 @@ fn tell(what: &str) {
 fn code(error: &vm_ptx::Error) -> Error {
     match error.kind {
         ErrorKind::Syntax(_) | ErrorKind::Unknown(_) => Error::InvalidPtx,
+        ErrorKind::Link(_) => Error::Unknown,
         _ => Error::NoBinaryForGpu,
     }
 }
 
-/// Reads an image.
-pub(crate) fn read(image: &[u8]) -> Result<Arc<dyn module::Program>, Refusal> {
+/// Converts an error of PTX to the driver's, and reports what is beyond this driver.
+fn refusal(error: &vm_ptx::Error) -> Refusal {
+    let (reason, error) = (error.to_string(), code(error));
+    if [Error::NoBinaryForGpu, Error::Unknown].contains(&error) {
+        tell(&reason);
+    }
+    Refusal { error, reason }
+}
+
+/// The PTX of an image.
+fn text(image: &[u8]) -> Result<String, Refusal> {
     // The text that is left of what isn't even a head of machine code.
     if image == b"\x7fELF" {
         return Err(Error::InvalidImage.into());
@@ -78,17 +93,39 @@ pub(crate) fn read(image: &[u8]) -> Result<Arc<dyn module::Program>, Refusal> {
         entries.map_err(|error| Refusal { error: Error::InvalidImage, reason: error.to_string() })?;
     let oldest = entries.iter().map(|entry| entry.architecture).min();
     let architecture = oldest.map_or(ARCHITECTURE, |oldest| oldest.max(ARCHITECTURE));
-    let parsed = image::ptx(image, architecture).and_then(|text| Module::parse(&text));
-    match parsed {
-        Ok(module) => Ok(Arc::new(Shared(Arc::new(Program { module })))),
-        Err(error) => {
-            let (reason, error) = (error.to_string(), code(&error));
-            if error == Error::NoBinaryForGpu {
-                tell(&reason);
-            }
-            Err(Refusal { error, reason })
-        }
-    }
+    image::ptx(image, architecture).map_err(|error| refusal(&error))
+}
+
+/// Reads an image. `max_registers` limits the registers of each kernel.
+pub(crate) fn read(image: &[u8], max_registers: Option<u32>) -> Result<Arc<dyn module::Program>, Refusal> {
+    let module = Module::parse(&text(image)?).map_err(|error| refusal(&error))?;
+    Ok(Arc::new(Shared(Arc::new(Program { module, max_registers }))))
+}
+
+/// Reads the PTX of an input of a link.
+pub(crate) fn inputs(kind: i32, name: &str, image: Vec<u8>) -> Result<Vec<Input>, Refusal> {
+    let images = match kind {
+        link::OBJECT | link::LIBRARY => image::objects(name, &image)
+            .map_err(|error| Refusal { error: Error::InvalidImage, ..refusal(&error) })?,
+        _ => vec![(name.to_owned(), &*image)],
+    };
+    let input = |(name, image): (String, &[u8])| {
+        let input = Input { name, text: text(image)?, is_optional: kind == link::LIBRARY };
+        // Only reads it: nothing needs it.
+        let alone = vm_ptx::Input { name: &input.name, text: &input.text, optional: true };
+        vm_ptx::link(&[alone], None).map_err(|error| refusal(&error))?;
+        Ok(input)
+    };
+    images.into_iter().map(input).collect()
+}
+
+/// Links PTX.
+pub(crate) fn link(inputs: &[Input], max_registers: Option<u32>) -> Result<String, Refusal> {
+    let inputs: Vec<_> = inputs
+        .iter()
+        .map(|input| vm_ptx::Input { name: &input.name, text: &input.text, optional: input.is_optional })
+        .collect();
+    vm_ptx::link(&inputs, max_registers).map_err(|error| refusal(&error))
 }
 
 /// `sm_75` as 75.
@@ -107,8 +144,14 @@ impl module::Program for Shared {
 
     fn kernel(&self, name: &str) -> Option<Arc<dyn module::Kernel>> {
         let signature = self.0.module.signature(name).ok()?;
-        let (program, compiled) = (Arc::clone(&self.0), Mutex::default());
-        Some(Arc::new(Kernel { program, name: name.to_owned(), signature, compiled }))
+        Some(Arc::new(Kernel {
+            program: Arc::clone(&self.0),
+            name: name.to_owned(),
+            signature,
+            memory: OnceLock::new(),
+            registers: OnceLock::new(),
+            compiled: Mutex::default(),
+        }))
     }
 
     fn size(&self) -> u64 {
@@ -134,6 +177,14 @@ impl module::Program for Shared {
     }
 }
 
+impl Kernel {
+    fn registers(&self) -> i32 {
+        let count = || self.program.module.registers(&self.name).unwrap_or_default();
+        let count = *self.registers.get_or_init(count);
+        self.program.max_registers.map_or(count, |most| count.min(most)) as i32
+    }
+}
+
 impl module::Kernel for Kernel {
     fn name(&self) -> &str {
         &self.name
@@ -145,11 +196,14 @@ impl module::Kernel for Kernel {
     }
 
     fn attribute(&self, attribute: i32) -> i32 {
-        let memory = || self.program.module.memory(&self.name).unwrap_or_default();
+        let module = &self.program.module;
+        let memory = || *self.memory.get_or_init(|| module.memory(&self.name).unwrap_or_default());
+        let constants = module.data().variables.iter().filter(|v| v.space == Space::Const).map(|v| v.size);
         match attribute {
             1 => memory().0 as i32,
             3 => memory().1 as i32,
-            4 => 32,
+            2 => constants.sum::<u64>() as i32,
+            4 => self.registers(),
             // Libraries choose the size of blocks by what the code that they get was compiled for.
             5 => architecture(self.program.module.target()),
             6 => ARCHITECTURE as i32,

@@ -2,17 +2,27 @@
 
 use super::Parser;
 use super::names::{Names, Scope};
-use crate::ast::{Ast, Declared, Function, Guard, Instr, Item, Operand, Space};
+use crate::ast::{Ast, Declaration, Declared, Function, Guard, Instr, Item, Kind, Linkage, Operand, Space};
 use crate::error::{Error, Result};
 use crate::lex::Token;
 use crate::limits::{MAX_CODE, MAX_FUNCTIONS, MAX_INSTRUCTIONS, MAX_NESTING, MAX_OPERANDS};
+use std::ops::Range;
 
 impl<'t> Parser<'t> {
-    pub(super) fn function(&mut self, ast: &mut Ast, entry: bool) -> Result<()> {
-        let at = self.next.start;
+    pub(super) fn function(
+        &mut self,
+        ast: &mut Ast,
+        entry: bool,
+        linkage: Linkage,
+        start: usize,
+    ) -> Result<()> {
+        let (at, mentions) = (self.next.start, self.mentions.len());
         let (head, _) = self.head(entry)?;
+        let name_at = self.mentions.remove(mentions);
         let line = head.line;
+        let open = self.next.start;
         let at = if self.accept(b';')? { None } else { Some(at) };
+        let mut end = open;
         if at.is_some() {
             if !self.is(b'{') {
                 return Err(self.unexpected("\"{\""));
@@ -20,8 +30,25 @@ impl<'t> Parser<'t> {
             if !self.lexer.skip_block() {
                 return Err(Error::syntax(line, format!("{} does not end", head.name)));
             }
+            end = self.lexer.at();
             self.next = self.lexer.next()?;
         }
+        let sizes = |range: Range<usize>| head.variables[range].iter().map(|v| v.size).collect();
+        ast.declarations.push(Declaration {
+            name: head.name.clone(),
+            kind: if entry {
+                Kind::Entry
+            } else {
+                Kind::Function(sizes(0..head.returns), sizes(head.param_range()))
+            },
+            // Kernels are visible to the host in any case.
+            linkage: if entry && linkage != Linkage::Weak { Linkage::Visible } else { linkage },
+            line,
+            name_at,
+            head: start..open,
+            rest: open..end,
+            is_alias: false,
+        });
         let declared = Declared { head, at };
         match ast.names.get(&declared.head.name).copied() {
             // Declared first, defined later.
@@ -54,13 +81,14 @@ impl<'t> Parser<'t> {
             body: None,
             required: None,
             max_threads: None,
+            max_registers: None,
             unsupported: None,
         };
         if self.is(b'(') {
             self.parameters(&mut function, &mut names)?;
             function.returns = function.variables.len();
         }
-        function.name = self.word("the name of a function")?.into();
+        function.name = self.mention("the name of a function")?.into();
         if self.is(b'(') {
             self.parameters(&mut function, &mut names)?;
         }
@@ -72,6 +100,7 @@ impl<'t> Parser<'t> {
                     "maxntid" | "reqntid" | "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank",
                 ) => {
                     let required = self.next.token == Token::Dot("reqntid");
+                    let registers = self.next.token == Token::Dot("maxnreg");
                     let bounds = required || self.next.token == Token::Dot("maxntid");
                     self.advance()?;
                     let mut sizes = [1u32; 3];
@@ -81,6 +110,10 @@ impl<'t> Parser<'t> {
                         }
                         *size = u32::try_from(self.integer()?)
                             .map_err(|_| Error::syntax(line, "a size beyond 32 bits"))?;
+                    }
+                    if registers {
+                        function.max_registers =
+                            Some(function.max_registers.map_or(sizes[0], |most| most.min(sizes[0])));
                     }
                     if required {
                         function.required = Some(sizes);
@@ -162,7 +195,7 @@ impl<'t> Parser<'t> {
                     self.registers(function, names)?;
                 }
                 Token::Dot("local" | "shared" | "param" | "global" | "const") => {
-                    for variable in self.variables()? {
+                    for (variable, _) in self.variables()? {
                         names.declare(function, variable)?;
                     }
                 }
@@ -263,7 +296,7 @@ impl<'t> Parser<'t> {
             self.advance()?;
         }
         let mut operands = Vec::new();
-        let mut count = 0;
+        let (mut count, mentions) = (0, self.mentions.len());
         while !self.is(b';') {
             if !operands.is_empty() {
                 self.expect(b',')?;
@@ -271,6 +304,10 @@ impl<'t> Parser<'t> {
             operands.push(self.operand(function, names, &mut count, 0)?);
         }
         self.advance()?;
+        if matches!(word, "bra" | "brx") {
+            // Labels of the function.
+            self.mentions.truncate(mentions);
+        }
         let span = (start as u32, self.last as u32);
         items.push(Item::Instr(Instr { line, span, guard, code: code.into(), operands }));
         Ok(())
@@ -354,6 +391,7 @@ impl<'t> Parser<'t> {
                 Ok(Operand::Sink)
             }
             Token::Word(name) => {
+                let start = self.next.start;
                 self.advance()?;
                 let first = match names.lookup(function, name, line)? {
                     Some(operand) => operand,
@@ -367,7 +405,10 @@ impl<'t> Parser<'t> {
                         }
                         Operand::Special(special.into())
                     }
-                    None => Operand::Name(name.into()),
+                    None => {
+                        self.mentions.push(start..start + name.len());
+                        Operand::Name(name.into())
+                    }
                 };
                 if self.accept(b'|')? {
                     let second = self.operand(function, names, count, depth + 1)?;

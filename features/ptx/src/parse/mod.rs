@@ -7,36 +7,46 @@ mod function;
 mod names;
 mod variable;
 
-use crate::ast::{Ast, Declared, Function, Space};
+use crate::ast::{Ast, Declaration, Declared, Function, Kind, Linkage, Space};
 use crate::error::{Error, Result};
 use crate::lex::{Lexer, Spanned, Token};
 use crate::limits::{MAX_DATA, MAX_TEXT, MAX_VARIABLES};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Reads a module: what is in its functions is only looked at for where it ends.
 pub(crate) fn parse(text: &str) -> Result<Ast> {
     if text.len() > MAX_TEXT {
         return Err(Error::large(0, "bytes", MAX_TEXT));
     }
-    let mut lexer = Lexer::new(text);
-    let next = lexer.next()?;
-    let mut parser = Parser { lexer, next, instructions: 0, managed: false, last: 0 };
-    parser.module()
+    let mut parser = Parser::new(Lexer::new(text))?;
+    let mut ast = parser.module()?;
+    ast.mentions = parser.mentions;
+    Ok(ast)
 }
 
 /// Reads a function of the module that has this text.
 pub(crate) fn function(text: &str, declared: &Declared) -> Result<Function> {
+    read(text, declared).map(|(function, _)| function)
+}
+
+/// Returns where a function refers to names of module scope.
+pub(crate) fn mentions(text: &str, declared: &Declared) -> Result<Vec<Range<usize>>> {
+    // The first is the function's own name.
+    read(text, declared).map(|(_, parser)| parser.mentions.into_iter().skip(1).collect())
+}
+
+fn read<'t>(text: &'t str, declared: &Declared) -> Result<(Function, Parser<'t>)> {
     let mut lexer = Lexer::new(text);
     lexer.skip_to(declared.at.unwrap_or(text.len()), declared.head.line);
-    let next = lexer.next()?;
-    let mut parser = Parser { lexer, next, instructions: 0, managed: false, last: 0 };
+    let mut parser = Parser::new(lexer)?;
     let (mut function, mut names) = parser.head(declared.head.entry)?;
     if let Some(error) = function.unsupported {
         return Err(error);
     }
     parser.expect(b'{')?;
     function.body = Some(parser.body(&mut function, &mut names)?);
-    Ok(function)
+    Ok((function, parser))
 }
 
 struct Parser<'t> {
@@ -47,15 +57,16 @@ struct Parser<'t> {
     managed: bool,
     /// Where the last token ended.
     last: usize,
-}
-
-/// Attributes of a declaration.
-#[derive(Default)]
-struct Linkage {
-    external: bool,
+    /// Where names of module scope are referred to.
+    mentions: Vec<Range<usize>>,
 }
 
 impl<'t> Parser<'t> {
+    fn new(mut lexer: Lexer<'t>) -> Result<Parser<'t>> {
+        let next = lexer.next()?;
+        Ok(Parser { lexer, next, instructions: 0, managed: false, last: 0, mentions: Vec::new() })
+    }
+
     fn advance(&mut self) -> Result<Spanned<'t>> {
         let next = self.lexer.next()?;
         self.last = self.next.end;
@@ -105,6 +116,13 @@ impl<'t> Parser<'t> {
             }
             _ => Err(self.unexpected(wanted)),
         }
+    }
+
+    /// Reads a name of module scope.
+    fn mention(&mut self, wanted: &str) -> Result<&'t str> {
+        let (start, name) = (self.next.start, self.word(wanted)?);
+        self.mentions.push(start..start + name.len());
+        Ok(name)
     }
 
     fn integer(&mut self) -> Result<u64> {
@@ -159,6 +177,8 @@ impl<'t> Parser<'t> {
             variables: Vec::new(),
             functions: Vec::new(),
             names: HashMap::new(),
+            declarations: Vec::new(),
+            mentions: Vec::new(),
         };
         let mut data = 0u64;
         loop {
@@ -191,7 +211,8 @@ impl<'t> Parser<'t> {
                     self.advance()?;
                     self.skip_braces()?;
                 }
-                Token::Dot("pragma" | "alias") => self.skip_to_semicolon()?,
+                Token::Dot("pragma") => self.skip_to_semicolon()?,
+                Token::Dot("alias") => self.alias(&mut ast)?,
                 Token::Dot(_) => self.declaration(&mut ast, &mut data)?,
                 _ => return Err(self.unexpected("a directive")),
             }
@@ -202,24 +223,42 @@ impl<'t> Parser<'t> {
         Ok(ast)
     }
 
+    /// `.alias f, g;`: calls of `f`, which was declared, call `g`.
+    fn alias(&mut self, ast: &mut Ast) -> Result<()> {
+        let start = self.next.start;
+        self.advance()?;
+        let name = self.mention("the name of a function")?;
+        self.expect(b',')?;
+        let aliasee = self.mention("the name of a function")?;
+        self.expect(b';')?;
+        let mut declarations = ast.declarations.iter_mut();
+        if let Some(declaration) = declarations.find(|d| &*d.name == name && d.rest.is_empty()) {
+            (declaration.rest, declaration.is_alias) = (start..self.last, true);
+        }
+        if let Some(&function) = ast.names.get(aliasee) {
+            ast.names.insert(name.into(), function);
+        }
+        Ok(())
+    }
+
     /// A function or a variable of the module.
     fn declaration(&mut self, ast: &mut Ast, data: &mut u64) -> Result<()> {
-        let mut linkage = Linkage::default();
+        let (mut linkage, start) = (Linkage::Local, self.next.start);
         loop {
             let line = self.line();
             match self.next.token {
-                Token::Dot("extern") => linkage.external = true,
-                Token::Dot("visible" | "weak" | "common") => {}
-                Token::Dot("entry") => {
+                Token::Dot("extern") => linkage = Linkage::Extern,
+                Token::Dot("visible") => linkage = Linkage::Visible,
+                Token::Dot("weak") => linkage = Linkage::Weak,
+                Token::Dot("common") => linkage = Linkage::Common,
+                Token::Dot(word @ ("entry" | "func")) => {
                     self.advance()?;
-                    return self.function(ast, true);
-                }
-                Token::Dot("func") => {
-                    self.advance()?;
-                    return self.function(ast, false);
+                    return self.function(ast, word == "entry", linkage, start);
                 }
                 Token::Dot("global" | "const" | "shared" | "local") => {
-                    for variable in self.variables()? {
+                    let variables = self.variables()?;
+                    let head = start..variables.first().map_or(start, |(_, place)| place.start);
+                    for (variable, rest) in variables {
                         if matches!(variable.space, Space::Global | Space::Const) {
                             *data = data.saturating_add(variable.size);
                         }
@@ -229,13 +268,22 @@ impl<'t> Parser<'t> {
                         if ast.variables.len() >= MAX_VARIABLES {
                             return Err(Error::large(line, "variables", MAX_VARIABLES));
                         }
-                        if linkage.external && !variable.unsized_array {
-                            return Err(Error::unsupported(
-                                line,
-                                format!("{}, a variable of another module,", variable.name),
-                            ));
+                        // Shared memory whose size the launch says is declared so.
+                        let is_dynamic = variable.unsized_array && variable.space == Space::Shared;
+                        let linkage = if is_dynamic { Linkage::Local } else { linkage };
+                        ast.declarations.push(Declaration {
+                            name: variable.name.clone(),
+                            kind: Kind::Variable(variable.size),
+                            linkage,
+                            line: variable.line,
+                            name_at: rest.start..rest.start + variable.name.len(),
+                            head: head.clone(),
+                            rest,
+                            is_alias: false,
+                        });
+                        if linkage != Linkage::Extern {
+                            ast.variables.push(variable);
                         }
-                        ast.variables.push(variable);
                     }
                     return Ok(());
                 }

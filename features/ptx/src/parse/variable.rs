@@ -5,6 +5,7 @@ use crate::ast::{Pointer, Space, Ty, Variable};
 use crate::error::{Error, Result};
 use crate::lex::Token;
 use crate::limits::{MAX_DATA, MAX_INITIALISED, MAX_NESTING, MAX_VARIABLES};
+use std::ops::Range;
 
 impl<'t> Parser<'t> {
     pub(super) fn space(&mut self) -> Result<Space> {
@@ -20,17 +21,18 @@ impl<'t> Parser<'t> {
         Ok(space)
     }
 
-    /// `.global .align 4 .b8 x[4] = {1, 2}, y;`
-    pub(super) fn variables(&mut self) -> Result<Vec<Variable>> {
+    /// `.global .align 4 .b8 x[4] = {1, 2}, y;`, each with the text from its name on.
+    pub(super) fn variables(&mut self) -> Result<Vec<(Variable, Range<usize>)>> {
         let space = self.space()?;
         let mut all = Vec::new();
         let (ty, lanes, align) = self.of_variable()?;
         loop {
+            let start = self.next.start;
             let mut variable = self.one_variable(space, ty, lanes, align)?.0;
             if self.accept(b'=')? {
                 self.initialiser(&mut variable)?;
             }
-            all.push(variable);
+            all.push((variable, start..self.last));
             if all.len() > MAX_VARIABLES {
                 return Err(Error::large(self.line(), "variables", MAX_VARIABLES));
             }
@@ -195,14 +197,14 @@ impl<'t> Parser<'t> {
             Token::F64(bits) if variable.ty.bits == 64 => bits ^ u64::from(negative) << 63,
             Token::F64(bits) => self.float_bits(variable.ty, float(f64::from_bits(bits))),
             Token::Word(name) => {
-                self.advance()?;
                 let target = if name == "generic" {
+                    self.advance()?;
                     self.expect(b'(')?;
-                    let target = self.word("the name of a variable")?;
+                    let target = self.mention("the name of a variable")?;
                     self.expect(b')')?;
                     target
                 } else {
-                    name
+                    self.mention("the name of a variable")?
                 };
                 let addend = self.addend()?;
                 if width != 8 {
