@@ -332,6 +332,90 @@ fn bits() {
     check32("mov.b32 {%rs3, %rs4}, %r1; mov.b32 %r9, {%rs4, %rs3};", |a, _| a.rotate_left(16));
 }
 
+/// FP8, computed with OCP's definition: the nearest finite number, of two the even one.
+fn to_fp8(value: f64, exponent_bits: i32, mantissa_bits: i32, most: f64) -> u32 {
+    if value.is_nan() {
+        return 0x7f;
+    }
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let number = |bits: i32| {
+        let (exponent, mantissa) = (bits >> mantissa_bits, bits & ((1 << mantissa_bits) - 1));
+        let whole = f64::from(mantissa + if exponent > 0 { 1 << mantissa_bits } else { 0 });
+        whole * 2f64.powi(exponent.max(1) - bias - mantissa_bits)
+    };
+    let size = value.abs().min(most);
+    let all = (0..128).filter(|bits| number(*bits) <= most);
+    let nearest = all.min_by(|a, b| {
+        let apart = |bits: i32| (number(bits) - size).abs();
+        apart(*a).total_cmp(&apart(*b)).then((a & 1).cmp(&(b & 1)))
+    });
+    nearest.unwrap() as u32 | if value.is_sign_negative() { 0x80 } else { 0 }
+}
+
+#[test]
+fn fp8_conversions() {
+    let e4m3 = |value: f64| to_fp8(value, 4, 3, 448.0);
+    let e5m2 = |value: f64| to_fp8(value, 5, 2, 57344.0);
+    let f32_of = |bits: u32| f64::from(f32::from_bits(bits));
+    let half = |bits: u32| {
+        let (exponent, mantissa) = (bits >> 10 & 31, f64::from(bits & 1023));
+        let size = match exponent {
+            31 if bits & 1023 != 0 => f64::NAN,
+            31 => f64::INFINITY,
+            0 => mantissa * 2f64.powi(-24),
+            _ => (1024.0 + mantissa) * 2f64.powi(exponent as i32 - 25),
+        };
+        if bits & 0x8000 != 0 { -size } else { size }
+    };
+    let to16 = "cvt.u32.u16 %r9, %rs3;";
+    check32(&format!("cvt.rn.satfinite.e4m3x2.f32 %rs3, %f1, %f2; {to16}"), |a, b| {
+        e4m3(f32_of(a)) << 8 | e4m3(f32_of(b))
+    });
+    check32(&format!("cvt.rn.satfinite.e5m2x2.f32 %rs3, %f1, %f2; {to16}"), |a, b| {
+        e5m2(f32_of(a)) << 8 | e5m2(f32_of(b))
+    });
+    let relu = |value: f64| if value < 0.0 { 0.0 } else { value };
+    check32(&format!("cvt.rn.satfinite.relu.e5m2x2.f16x2 %rs3, %r1; {to16}"), |a, _| {
+        e5m2(relu(half(a >> 16)).abs()) << 8 | e5m2(relu(half(a & 0xffff)).abs())
+    });
+    check32(&format!("cvt.rn.satfinite.e4m3x2.f16x2 %rs3, %r1; {to16}"), |a, _| {
+        e4m3(half(a >> 16)) << 8 | e4m3(half(a & 0xffff))
+    });
+    // There and back: what came from FP8 is there exactly, but for NaN.
+    for pair in ["e4m3x2", "e5m2x2"] {
+        let body = format!(
+            "cvt.rn.f16x2.{pair} %r3, %rs1; cvt.rn.satfinite.{pair}.f16x2 %rs3, %r3; xor.b16 %rs4, %rs3, %rs1;\n\
+             and.b16 %rs5, %rs1, 0x7878; xor.b16 %rs5, %rs5, 0x7878; and.b16 %rs6, %rs5, 0x7800; and.b16 %rs7, %rs5, 0x78;\n\
+             cvt.u32.u16 %r9, %rs4; cvt.u32.u16 %r4, %rs6; setp.eq.u32 %p1, %r4, 0; @%p1 mov.u32 %r9, 0;\n\
+             cvt.u32.u16 %r4, %rs7; setp.eq.u32 %p1, %r4, 0; @%p1 mov.u32 %r9, 0;"
+        );
+        check32(&body, |_, _| 0);
+    }
+}
+
+#[test]
+fn relu_keeps_what_is_no_number() {
+    let relu = |bits: u32| {
+        let value = f32::from_bits(bits);
+        if value.is_nan() {
+            0x7fff_ffff
+        } else if value > 0.0 {
+            bits
+        } else {
+            0
+        }
+    };
+    check32("cvt.rn.relu.bf16x2.f32 %r9, %f1, %f2; and.b32 %r9, %r9, 0x7f807f80;", |a, b| {
+        // The exponents: those of what is rounded up may be greater.
+        let exponent = |bits: u32| {
+            let bits = relu(bits);
+            let rounded = if bits > 0x7f80_0000 { 0x7fff } else { (bits + 0x7fff + (bits >> 16 & 1)) >> 16 };
+            rounded & 0x7f80
+        };
+        exponent(a) << 16 | exponent(b)
+    });
+}
+
 #[test]
 fn conversions() {
     check("cvt.s64.s8 %rd9, %r1;", |a, _| i64::from(a as i8) as u64);

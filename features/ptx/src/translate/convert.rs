@@ -6,10 +6,58 @@ use super::table::Modifiers;
 use super::value::ir;
 use crate::ast::{Class, Instr, Operand, Ty};
 use crate::error::Result;
-use vm_ir::Scalar;
 use vm_ir::builder::Val;
+use vm_ir::{Scalar, Type};
+
+/// The words for a pair of FP8 numbers.
+const PAIRS: [(&str, Scalar); 2] = [("e4m3x2", Scalar::F8E4M3), ("e5m2x2", Scalar::F8E5M2)];
+
+/// `cvt` from and to pairs of FP8 numbers, of which the first is the upper byte.
+fn fp8<'b>(
+    cx: &Cx<'_, 'b>,
+    instr: &Instr,
+    m: &mut Modifiers<'_>,
+    (word, scalar): (&str, Scalar),
+) -> Result<()> {
+    m.take(word);
+    let (nearest, relu, halves) = (m.rounding() == Rounding::Nearest, m.take("relu"), m.take("f16x2"));
+    let clip = |value| if relu { cx.relu(value) } else { value };
+    let first = instr.modifiers().find(|m| *m == word || *m == "f16x2");
+    let (b16, b32) = (Ty::new(Class::Bits, 16), Ty::new(Class::Bits, 32));
+    if halves && first != Some(word) {
+        let [_, pair] = &instr.operands[..] else { return Err(cx.unsupported("so many operands")) };
+        let pair = cx.get(pair, b16)?;
+        let half = |byte: Val<'b>| {
+            let half = byte.to(Scalar::I8).bitcast(scalar).to(Scalar::F32);
+            clip(half).to(Scalar::F16).bitcast(Scalar::I16).to_u(Scalar::I32)
+        };
+        return cx.result(instr, half(pair.shr_u(8)) << 16 | half(pair), b32);
+    }
+    if !nearest || !m.take("satfinite") {
+        return Err(cx.unsupported("a conversion to FP8 other than .rn.satfinite"));
+    }
+    let [high, low] = match (&instr.operands[1..], halves) {
+        ([pair], true) => {
+            let pair = cx.get(pair, b32)?;
+            [pair.shr_u(16), pair].map(|half| half.to(Scalar::I16).bitcast(Scalar::F16).to(Scalar::F32))
+        }
+        ([high, low], false) if m.ty()? == Ty::new(Class::Float, 32) => {
+            let of = Ty::new(Class::Float, 32);
+            [cx.get(high, of)?, cx.get(low, of)?]
+        }
+        _ => return Err(cx.unsupported("a conversion of such types")),
+    };
+    let byte = |value: Val<'b>| {
+        let bits = clip(value).to(scalar).bitcast(Scalar::I8).to_u(Scalar::I16);
+        value.ne(value).select(cx.constant(Type::I16, 0x7f), bits)
+    };
+    cx.result(instr, byte(high) << 8 | byte(low), b16)
+}
 
 pub(super) fn cvt(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Result<()> {
+    if let Some(pair) = PAIRS.into_iter().find(|(word, _)| instr.modifiers().any(|m| m == *word)) {
+        return fp8(cx, instr, m, pair);
+    }
     let to_integer = m.one_of(&["rni", "rzi", "rmi", "rpi"]);
     let rounding = m.rounding();
     m.take("pack");
@@ -21,7 +69,7 @@ pub(super) fn cvt(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
         let half = Ty { lanes: 1, ..to };
         let part = |operand: &Operand| -> Result<Val<'_>> {
             let value = float_to_float(cx, cx.get(operand, from)?, from, half, rounding)?;
-            let value = if relu { value.max(0.0) } else { value };
+            let value = if relu { cx.relu(value) } else { value };
             Ok(value.bitcast(Scalar::I16).to_u(Scalar::I32))
         };
         let value = part(high)? << 16 | part(low)?;
@@ -69,7 +117,7 @@ pub(super) fn cvt(cx: &Cx<'_, '_>, instr: &Instr, m: &mut Modifiers<'_>) -> Resu
     };
     let value = match () {
         () if saturates && to.is_float() => value.max(0.0).min(1.0),
-        () if relu => value.max(0.0),
+        () if relu => cx.relu(value),
         () => value,
     };
     cx.result(instr, value, to)

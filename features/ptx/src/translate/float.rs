@@ -29,12 +29,19 @@ impl Modifiers<'_> {
 }
 
 impl<'b> Cx<'_, 'b> {
-    /// `.sat` and `.relu`: NaN becomes 0.
+    /// `.sat`, which makes 0 of NaN, and `.relu`.
     fn clamped(&self, value: Val<'b>, m: &mut Modifiers<'_>) -> Val<'b> {
         if m.take("sat") {
             return value.max(0.0).min(1.0);
         }
-        if m.take("relu") { value.max(0.0) } else { value }
+        if m.take("relu") { self.relu(value) } else { value }
+    }
+
+    /// `.relu`: 0 for a negative number; NaN becomes the canonical one.
+    pub(super) fn relu(&self, value: Val<'b>) -> Val<'b> {
+        let ty = value.ty();
+        let nan = self.k.bits(ty, ty.scalar().mask() >> 1);
+        value.gt(0.0).select(value, value.ne(value).select(nan, 0.0))
     }
 
     /// The number `value + error`, which are f64, in a smaller format; `error` is less than half of the last place of `value`.

@@ -112,7 +112,7 @@ const TABLE: &[Row] = &[
     },
     Row {
         codes: &["cvt"],
-        forms: "integers and floats of 16 to 64 bits, and pairs from two f32; roundings to integers; .rn, and .rz .rm .rp to f32, except from 64-bit integers, and to 16 bits; .sat .relu",
+        forms: "integers and floats of 16 to 64 bits, and pairs from two f32; pairs of e4m3 and e5m2 from two f32 and from and to f16x2; roundings to integers; .rn, and .rz .rm .rp to f32, except from 64-bit integers, and to 16 bits; .sat .relu",
         translate: convert::cvt,
     },
     Row { codes: &["cvta"], forms: "global, const, shared, local", translate: memory::cvta },
