@@ -41,9 +41,13 @@ impl End {
 
     /// Returns whether the memory from the first to the last byte that a copy accesses at this end is allocated.
     fn is_allocated(&self, state: &State, copy: &Copy) -> bool {
-        let last = self.row(copy.height - 1, copy.depth - 1);
-        let len = last.and_then(|last| (last - self.at).checked_add(copy.width as u64));
-        len.is_some_and(|len| state.is_allocated(self.at, len, self.host))
+        self.len(copy).is_some_and(|len| state.is_allocated(self.at, len, self.host))
+    }
+
+    /// Bytes from the first to the last that a copy accesses at this end.
+    fn len(&self, copy: &Copy) -> Option<u64> {
+        let last = self.row(copy.height - 1, copy.depth - 1)?;
+        (last - self.at).checked_add(copy.width as u64)
     }
 }
 
@@ -145,20 +149,35 @@ impl Copy {
 
     /// Copies, if all of both ends is accessible.
     pub(crate) fn run(&self, state: &State, context: u64) -> Result {
+        if self.empty() {
+            return Ok(());
+        }
         let by = |end: &End| By::Copy(if end.context == 0 { context } else { end.context });
-        let reach = |end: &End, y, z, need| -> Result<Range> {
+        // One look where nothing between the rows is missing: there may be as many rows as an allocation has bytes.
+        let whole = |end: &End, need| {
+            let len = usize::try_from(end.len(self)?).ok()?;
+            state.reach(end.at, len, by(end), need, end.host)
+        };
+        let ends = [(&self.dst, READ_WRITE), (&self.src, 1)];
+        let wholes = ends.map(|(end, need)| whole(end, need));
+        let reach = |which: usize, y, z| {
+            let (end, need) = ends[which];
             let at = end.row(y, z).ok_or(Error::IllegalAddress)?;
-            state.reach(at, self.width, by(end), need, end.host).ok_or(Error::IllegalAddress)
+            let part = wholes[which].map(|whole| whole.part((at - end.at) as usize, self.width));
+            part.or_else(|| state.reach(at, self.width, by(end), need, end.host)).ok_or(Error::IllegalAddress)
         };
         let rows = || (0..self.depth).flat_map(|z| (0..self.height).map(move |y| (y, z)));
         for copying in [false, true] {
+            if !copying && wholes[0].is_some() && (wholes[1].is_some() || self.staged.is_some()) {
+                continue;
+            }
             for (y, z) in rows() {
-                let dst = reach(&self.dst, y, z, READ_WRITE)?;
+                let dst = reach(0, y, z)?;
                 match &self.staged {
                     Some(bytes) if copying => dst.write(bytes),
                     Some(_) => {}
                     None => {
-                        let src = reach(&self.src, y, z, 1)?;
+                        let src = reach(1, y, z)?;
                         if copying {
                             dst.copy_from(src);
                         }
@@ -244,15 +263,37 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
+    /// Checks what a memset and a node of one must be.
+    pub(crate) fn check(&self) -> Result {
+        let aligned = self.at.is_multiple_of(self.unit as u64)
+            && (self.height <= 1 || self.pitch.is_multiple_of(self.unit));
+        let apart =
+            self.height <= 1 || self.width.checked_mul(self.unit).is_some_and(|width| self.pitch >= width);
+        if aligned && apart { Ok(()) } else { Err(Error::InvalidValue) }
+    }
+
+    /// Bytes from the first to the last that it sets, of one that is not empty.
+    fn len(&self) -> Option<usize> {
+        self.pitch.checked_mul(self.height - 1)?.checked_add(self.width.checked_mul(self.unit)?)
+    }
+
     /// Sets it, if all of it is accessible.
     pub(crate) fn run(&self, state: &State, context: u64) -> Result {
+        if self.width == 0 || self.height == 0 {
+            return Ok(());
+        }
+        let by = By::Copy(context);
         let len = self.width.checked_mul(self.unit).ok_or(Error::IllegalAddress)?;
+        let whole = self.len().and_then(|len| state.reach(self.at, len, by, READ_WRITE, false));
         for filling in [false, true] {
+            if !filling && whole.is_some() {
+                continue;
+            }
             for y in 0..self.height {
-                let at = self.pitch.checked_mul(y).and_then(|offset| self.at.checked_add(offset as u64));
-                let at = at.ok_or(Error::IllegalAddress)?;
-                let by = By::Copy(context);
-                let range = state.reach(at, len, by, READ_WRITE, false).ok_or(Error::IllegalAddress)?;
+                let offset = self.pitch.checked_mul(y).ok_or(Error::IllegalAddress)?;
+                let row = || state.reach(self.at.checked_add(offset as u64)?, len, by, READ_WRITE, false);
+                let range = whole.map(|whole| whole.part(offset, len)).or_else(row);
+                let range = range.ok_or(Error::IllegalAddress)?;
                 if filling {
                     range.fill(self.value, self.unit);
                 }
@@ -269,15 +310,11 @@ pub(crate) fn fill(handle: u64, fill: Fill, waits: bool) -> Result {
     if waits {
         state.refuse_in_capture()?;
     }
-    if !fill.at.is_multiple_of(fill.unit as u64) || (fill.height > 1 && !fill.pitch.is_multiple_of(fill.unit))
-    {
-        return Err(Error::InvalidValue);
-    }
+    fill.check()?;
     if fill.width == 0 || fill.height == 0 {
         return Ok(());
     }
-    let len = || fill.pitch.checked_mul(fill.height - 1)?.checked_add(fill.width.checked_mul(fill.unit)?);
-    if fill.at < LOWEST || !len().is_some_and(|len| state.is_allocated(fill.at, len as u64, false)) {
+    if fill.at < LOWEST || !fill.len().is_some_and(|len| state.is_allocated(fill.at, len as u64, false)) {
         return Err(Error::InvalidValue);
     }
     let host = state.host_span(fill.at).is_some();

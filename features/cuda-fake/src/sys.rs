@@ -39,6 +39,15 @@ impl<'s> Range<'s> {
         Self { at, len, held: PhantomData }
     }
 
+    /// The `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// The range has fewer.
+    pub(crate) fn part(self, offset: usize, len: usize) -> Self {
+        assert!(offset <= self.len && len <= self.len - offset);
+        Self { at: self.at + offset as u64, len, ..self }
+    }
+
     fn pointer(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.at as usize)
     }

@@ -308,3 +308,33 @@ fn captures_forbid_what_is_unsafe() {
         ]);
     });
 }
+
+#[test]
+fn rows_of_graph_nodes_are_bounded_by_memory() {
+    alone("rows_of_graph_nodes_are_bounded_by_memory", &[], |driver| {
+        let context = driver.start(0);
+        let memory = driver.get("cuMemAlloc_v2", &[1 << 20]);
+        let graph = driver.get("cuGraphCreate", &[0]);
+        let (mut node, rows) = (0u64, 1u64 << 40);
+        // A destination, a pitch, a value with the bytes of an element, a width and a height.
+        let mut fill = |pitch: u64, width: u64, height: u64| {
+            let mut parameters = [memory, pitch, 7 | 1 << 32, width, height];
+            driver.call(
+                "cuGraphAddMemsetNode",
+                &[at(&mut node), graph, 0, 0, at(parameters.as_mut_slice()), context],
+            )
+        };
+        assert_eq!([fill(0, 16, rows), fill(8, 16, 2), fill(16, 0, rows)], [INVALID_VALUE; 3]);
+        assert_eq!(fill(2, 1, 1 << 19), 0);
+        // A copy of nothing, however many rows it has.
+        let end = |device| [0, 0, 0, 0, 2, 0, device, 0, 0, 0, 0];
+        let mut copy = [&end(memory)[..], &end(memory + (1 << 19)), &[0, rows, 1]].concat();
+        let mut node = 0u64;
+        driver.ok("cuGraphAddMemcpyNode", &[at(&mut node), graph, 0, 0, at(copy.as_mut_slice()), context]);
+        let executable = driver.get("cuGraphInstantiateWithFlags", &[graph, 0]);
+        driver.ok("cuGraphLaunch", &[executable, 0]);
+        assert_eq!(driver.synchronize(), 0);
+        assert_eq!(driver.words(memory, 2), [0x0007_0007; 2]);
+        assert_eq!(driver.words(memory + (1 << 20) - 4, 1), [0x0007_0007]);
+    });
+}

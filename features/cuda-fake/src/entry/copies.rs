@@ -30,9 +30,6 @@ fn set(
     waits: bool,
 ) -> Result {
     let (pitch, height) = rows.unwrap_or((0, 1));
-    if height > 1 && width.checked_mul(unit).is_none_or(|width| pitch < width) {
-        return Err(Error::InvalidValue);
-    }
     copy::fill(handle, Fill { at, pitch, value, unit, width, height }, waits)
 }
 

@@ -78,15 +78,12 @@ fn copy_at(at: *const Copy3d) -> Result<Task> {
 
 fn fill_at(at: *const FillNode) -> Result<Task> {
     let FillNode { at, pitch, value, unit, width, height } = read(at)?;
-    if at < sys::LOWEST
-        || ![1, 2, 4].contains(&unit)
-        || !at.is_multiple_of(u64::from(unit))
-        || width == 0
-        || height == 0
-    {
+    if at < sys::LOWEST || ![1, 2, 4].contains(&unit) || width == 0 || height == 0 {
         return Err(Error::InvalidValue);
     }
-    Ok(Task::Fill(Fill { at, pitch, value, unit: unit as usize, width, height }))
+    let fill = Fill { at, pitch, value, unit: unit as usize, width, height };
+    fill.check()?;
+    Ok(Task::Fill(fill))
 }
 
 fn host_at(at: *const HostNode) -> Result<Task> {
