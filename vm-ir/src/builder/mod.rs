@@ -243,6 +243,11 @@ impl<'b> Builder<'b> {
         self
     }
 
+    /// Returns whether the kernel is a tile kernel. The regions of its maps have no control flow.
+    pub fn is_tile(self) -> bool {
+        self.block.state.borrow().tile.is_some()
+    }
+
     /// Says of which line of its source what is written from here on is; by default it is that of the Rust file.
     pub fn at_line(self, line: u32) {
         self.block.state.borrow_mut().line = Some(Line(line));

@@ -40,22 +40,25 @@ pub(super) fn sine(a: Val<'_>, quarter: i64) -> Val<'_> {
     if quarter == 0 { a.eq(0.0).select(a, value) } else { value }
 }
 
-/// What `far` gives where an angle is large, else what is near. It is computed where any lane is.
+/// What `far` gives where an angle is large, else what is near. It is computed where any lane is, and always in a tile kernel.
 pub(super) fn where_large<'b>(
     large: Val<'b>,
     near: [Val<'b>; 3],
-    far: impl FnOnce() -> [Val<'b>; 3],
+    far: impl Fn() -> [Val<'b>; 3],
 ) -> [Val<'b>; 3] {
     let k = large.builder();
-    if !large.ty().is_vector() {
-        return k.if_else(large, far, || near);
-    }
-    let any = (1..large.ty().lanes()).fold(large.lane(0), |any, lane| any | large.lane(lane));
     let chosen = || {
         let far = far();
         [0, 1, 2].map(|i| large.select(far[i], near[i]))
     };
-    k.if_else(any, chosen, || near)
+    match large.ty().is_vector() {
+        _ if k.is_tile() => chosen(),
+        false => k.if_else(large, &far, || near),
+        true => {
+            let any = (1..large.ty().lanes()).fold(large.lane(0), |any, lane| any | large.lane(lane));
+            k.if_else(any, chosen, || near)
+        }
+    }
 }
 
 /// As many words from the one at `index` on as there are in the result. Whoever asks for words that are not there gets

@@ -320,7 +320,7 @@ class Function:
             lambda: f"({e('bool')} ? {e()} : {e()})",
             lambda: self.conversion(of, depth),
         ]
-        calls = [c for c in self.callees if c[1] == of]
+        calls = [c for c in self.callees if c[1] == of and ("u64 *" not in c[2] or any(self.pointers))]
         if calls:
             common.append(lambda: self.call(rng.choice(calls), depth))
         if of in FLOATS:
