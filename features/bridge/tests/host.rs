@@ -114,6 +114,13 @@ impl Program {
         (at - first) / MIB - 1
     }
 
+    /// Returns how many MiB of the budget are free.
+    fn windows_free(&mut self) -> u64 {
+        let count = self.windows();
+        assert_eq!(self.order([control::GIVE, 0, MIB, 0], &[]), 0);
+        count
+    }
+
     /// Returns a kernel of the fake driver and an empty graph.
     fn kernel_and_graph(&mut self) -> [u64; 2] {
         assert_eq!(self.send(0, own::IMAGE, true, b"vm-cuda-fake\n\0").0, Some(OK));
@@ -224,6 +231,85 @@ fn copies_of_graphs_are_counted_with_all_that_is_in_them() {
         let count = program.until_full(10_000, |program, _| program.call(0, name, words).0);
         assert!(count < 10_000, "{name} {count}");
     }
+}
+
+#[test]
+fn edges_are_counted_where_they_are_added_and_in_copies() {
+    let mut program = Program::new();
+    let call = |program: &mut Program, name: &str, words: &[u64]| program.call(0, name, words);
+    let graph = call(&mut program, "cuGraphCreate", &[1, 0]).1[0];
+    let add = |program: &mut Program, graph: u64, nodes: &[u64]| {
+        let mut words = vec![1, graph, 1, nodes.len() as u64];
+        words.extend(nodes);
+        program.call(0, "cuGraphAddEmptyNode", &words)
+    };
+    // 500 nodes take half a MiB. Their edges take 7.6 MiB.
+    let mut nodes = Vec::new();
+    let before = program.windows_free();
+    for _ in 0..500 {
+        let (code, words) = add(&mut program, graph, &nodes);
+        assert_eq!(code, OK);
+        nodes.push(words[0]);
+    }
+    let with_edges = program.windows_free();
+    assert!((8..=10).contains(&(before - with_edges)), "{before}, then {with_edges}");
+    let clones = program.until_full(100, |program, _| program.call(0, "cuGraphClone", &[1, graph]).0);
+    assert!((1..=3).contains(&clones), "{clones}");
+    drop(program);
+
+    // Edges that are added and removed between existing nodes.
+    let mut program = Program::new();
+    let graph = program.call(0, "cuGraphCreate", &[1, 0]).1[0];
+    let nodes: Vec<u64> = (0..700).map(|_| add(&mut program, graph, &[]).1[0]).collect();
+    let (sources, sinks) = nodes.split_at(350);
+    let before = program.windows_free();
+    let change = |program: &mut Program, name: &str| {
+        for to in sinks {
+            let mut words = vec![graph, 1, 1, 350];
+            words.extend(sources);
+            words.extend([*to; 350]);
+            assert_eq!(program.call(0, name, &words).0, OK);
+        }
+    };
+    for _ in 0..2 {
+        change(&mut program, "cuGraphAddDependencies");
+        let with_edges = program.windows_free();
+        assert!((7..=9).contains(&(before - with_edges)), "{before}, then {with_edges}");
+        change(&mut program, "cuGraphRemoveDependencies");
+        assert_eq!(program.windows_free(), before);
+    }
+    // The edges of a node end with it, at both ends.
+    change(&mut program, "cuGraphAddDependencies");
+    for node in sources {
+        assert_eq!(program.call(0, "cuGraphDestroyNode", &[*node]).0, OK);
+    }
+    assert!(program.windows_free() >= before);
+    assert_eq!(program.call(0, "cuGraphDestroy", &[graph]).0, OK);
+}
+
+#[test]
+fn edges_of_captures_are_counted() {
+    let mut program = Program::new();
+    let [kernel, _] = program.kernel_and_graph();
+    let stream = program.call(0, "cuStreamCreate", &[1, 1]).1[0];
+    assert_eq!(program.call(0, "cuStreamBeginCapture_v2", &[stream, 2]).0, OK);
+    let launch = [kernel, 1, 1, 1, 1, 1, 1, 0, stream, 64, 1 | 1 << 32];
+    // Stream, nodes, their number, and CU_STREAM_SET_CAPTURE_DEPENDENCIES.
+    let mut update = vec![stream, 1, 500, 1];
+    for _ in 0..500 {
+        assert_eq!(program.call(0, "cuLaunchKernel", &launch).0, OK);
+        let (code, words) = program.call(0, "cuStreamGetCaptureInfo_v2", &[stream, 1, 1, 1, 1, 1]);
+        assert_eq!((code, words[3]), (OK, 1));
+        update.push(words[4]);
+    }
+    // Each further launch has 500 edges.
+    let launches = program.until_full(100_000, |program, _| {
+        match program.call(0, "cuStreamUpdateCaptureDependencies", &update).0 {
+            OK => program.call(0, "cuLaunchKernel", &launch).0,
+            code => code,
+        }
+    });
+    assert!((100..700).contains(&launches), "{launches}");
 }
 
 #[test]

@@ -202,6 +202,42 @@ mod tests {
     use crate::sandbox::Confinement;
 
     #[test]
+    fn only_a_connection_that_has_sent_bytes_gets_a_worker() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (worker, started) = (folder.path().join("worker"), folder.path().join("started"));
+        let confinement = serde_json::to_string(&Confinement::default()).expect("JSON");
+        let text = format!(
+            "#!/bin/sh\nfor word; do [ \"$word\" = probe ] && echo '{confinement}' >&0 && exit 0; done\n\
+                    echo >> '{}'\n",
+            started.display()
+        );
+        std::fs::write(&worker, text).expect("written");
+        std::fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).expect("permissions");
+        let workers = Workers::new(worker, "driver".into(), Vec::new(), &[], &Limits::default(), None, None);
+        let (workers, capacity) =
+            (Arc::new(workers.expect("workers")), Capacity::new(WAITING).expect("descriptors"));
+        let local = Local { workers, capacity: capacity.clone(), waiting: Waiting::new(4) };
+        let connect = || {
+            let (ours, theirs) = UnixStream::pair().expect("a connection");
+            let (theirs, peer) = (Arc::new(theirs), Peer::User(1));
+            let entered = local.waiting.enter(theirs.clone(), peer.clone());
+            let local = local.clone();
+            (ours, std::thread::spawn(move || local.serve(entered, theirs, &peer)))
+        };
+        // The last four wait until their peer closes them; the others are closed to make room.
+        let silent: Vec<_> = (0..20).map(|_| connect()).collect();
+        for (stream, thread) in silent {
+            drop(stream);
+            thread.join().expect("a thread").expect("a silent connection");
+        }
+        assert!(!started.exists() && capacity.is_unused());
+        let (mut stream, thread) = connect();
+        stream.write_all(&[0]).expect("sent");
+        thread.join().expect("a thread").expect("a program");
+        assert_eq!(std::fs::read(&started).expect("a worker"), b"\n");
+    }
+
+    #[test]
     fn a_worker_that_ignores_everything_is_killed_when_its_program_has_gone() {
         let folder = tempfile::tempdir().expect("a folder");
         let worker = folder.path().join("worker");

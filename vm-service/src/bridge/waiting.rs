@@ -126,12 +126,12 @@ pub(super) struct Entered {
 }
 
 impl Entered {
-    /// Waits for the first bytes, which are not read.
+    /// Waits for the first bytes and leaves them in the socket. From then on the connection is not closed to make room.
     ///
     /// # Errors
-    /// When none come in time, or the connection has to make room.
+    /// When none arrive in time, the peer closes the connection, or the connection has to make room.
     pub(super) fn await_bytes(&self) -> io::Result<()> {
-        self.await_until(Instant::now() + SAY)
+        self.receive(&mut [0], RecvFlags::PEEK)
     }
 
     fn await_until(&self, until: Instant) -> io::Result<()> {
@@ -152,12 +152,16 @@ impl Entered {
     /// # Errors
     /// When not all of it comes in time, or the connection has to make room.
     pub(super) fn read(&self, to: &mut [u8]) -> io::Result<()> {
+        self.receive(to, RecvFlags::empty())
+    }
+
+    fn receive(&self, to: &mut [u8], flags: RecvFlags) -> io::Result<()> {
         let until = Instant::now() + SAY;
         let mut done = 0;
         while done < to.len() {
             self.await_until(until)?;
             self.set_read(true)?;
-            match recv(self.socket.as_fd(), &mut to[done..], RecvFlags::DONTWAIT) {
+            match recv(self.socket.as_fd(), &mut to[done..], flags | RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok((len, _)) => done += len,
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}

@@ -3,7 +3,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use vm_cuda_api::Object;
 
-use super::host::{Charge, HostMemory, cost};
+use super::host::{Charge, EDGE, HostMemory, cost};
 use crate::wire::code;
 
 /// The most handles of a session.
@@ -22,6 +22,8 @@ struct Entry {
     /// Where the parameters of a kernel are, once that was asked.
     layout: Option<Layout>,
     charge: Charge,
+    /// Bytes of the charge that are for edges to this node.
+    edges: u64,
     /// Its owners, and the objects that it owns.
     owners: Vec<Key>,
     owned: FxHashSet<Key>,
@@ -74,6 +76,23 @@ impl Handles {
     pub(super) fn hold(&mut self, object: Object, id: u64, charge: Charge) {
         if let Some(entry) = self.entries.get_mut(&key(object, id)) {
             entry.charge.merge(charge);
+        }
+    }
+
+    /// Charges edges to the node that they lead to.
+    pub(super) fn add_edges(&mut self, node: u64, charge: Charge) {
+        if let Some(entry) = self.entries.get_mut(&key(Object::Node, node)) {
+            entry.edges += charge.bytes();
+            entry.charge.merge(charge);
+        }
+    }
+
+    /// Returns to the budget what a node has for more than this many edges.
+    pub(super) fn keep_edges(&mut self, node: u64, count: u64) {
+        if let Some(entry) = self.entries.get_mut(&key(Object::Node, node)) {
+            let less = entry.edges.saturating_sub(EDGE.saturating_mul(count));
+            entry.edges -= less;
+            entry.charge.shrink(entry.charge.bytes() - less);
         }
     }
 
@@ -204,8 +223,10 @@ impl Handles {
         };
         let charge = self.host.charge(cost(object));
         let (owners, owned) = (Vec::new(), FxHashSet::default());
-        self.entries
-            .insert(key(object, id), Entry { object, real, count: 1, layout: None, charge, owners, owned });
+        self.entries.insert(
+            key(object, id),
+            Entry { object, real, count: 1, layout: None, charge, edges: 0, owners, owned },
+        );
         self.numbers.insert((object, real), id);
         Ok(id)
     }

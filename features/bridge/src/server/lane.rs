@@ -11,6 +11,7 @@ use vm_cuda_api::names::is_per_thread;
 use vm_cuda_api::{FUNCTIONS, Function, Item, Kind, Object, Way};
 
 use super::deadline::{Marks, Pending};
+use super::edges;
 use super::effects::{self, Effect};
 use super::host::{Image, NODE};
 use super::pack::{self, Refused};
@@ -559,7 +560,8 @@ impl Lane {
         if let (Some((effect, _)), true) = (effects::of(call.number), call.session.may_capture()) {
             let graph = if effect == Effect::LaunchesGraph { Reader(payload).word()? } else { 0 };
             let more = call.session.handles().held(Object::Exec, graph);
-            call.session.record(NODE + payload.len() as u64 + more)?;
+            let edges = edges::of_capture(call.session, call.number, payload);
+            call.session.record(NODE + payload.len() as u64 + more + edges)?;
         }
         let pending = match &mut self.marks {
             Some(marks) => marks.before(call.session, call.number, payload)?,
@@ -574,6 +576,11 @@ impl Lane {
             marks.after(call.session, pending, result.as_ref().ok().copied(), reply);
         }
         let result = result?;
+        if let Some((Effect::Waits(_), _)) = effects::of(call.number) {
+            // The stream now depends on what the event depends on.
+            let edges = edges::of_capture(call.session, call.number, payload);
+            call.session.record_more(call.session.host().charge(edges));
+        }
         let failed = call.session.staged().failed.load(Ordering::SeqCst);
         if tells && result == 0 && failed != 0 {
             self.there = None;

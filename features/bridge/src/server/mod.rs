@@ -3,6 +3,7 @@
 mod callbacks;
 mod capture;
 mod deadline;
+mod edges;
 mod effects;
 mod exports;
 mod facts;

@@ -16,8 +16,9 @@ use std::collections::HashMap;
 
 use vm_cuda_api::{FUNCTIONS, Kind, Object};
 
+use super::edges;
 use super::hand::{Parts, parameters};
-use super::host::{Charge, NODE, cost};
+use super::host::{Charge, EDGE, NODE, cost};
 use super::lane::Call;
 use super::pack::{self, Refused};
 use super::reach::reach;
@@ -437,7 +438,9 @@ pub(super) fn size(call: &Call<'_>, graph: u64) -> u64 {
     while let Some(graph) = left.pop() {
         // The driver itself rejects a handle that is no graph.
         let nodes = nodes(driver, graph).unwrap_or_default();
-        bytes = bytes.saturating_add(cost(Object::Graph) + NODE * nodes.len() as u64);
+        let count = nodes.len() as u64;
+        let edges = EDGE.saturating_mul(edges::of_graph(driver, graph, count));
+        bytes = bytes.saturating_add(cost(Object::Graph) + NODE * count).saturating_add(edges);
         if bytes > most {
             break;
         }
@@ -528,9 +531,11 @@ pub(super) fn destroy_node(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32,
     let mut gone = Vec::new();
     child(call, node, DEPTH, &mut gone);
     gone.push((Object::Node, node));
+    let dependents = edges::dependents(call.session.driver(), node);
     let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
     if result == 0 {
         end(call, gone);
+        edges::recount(call.session, dependents);
     }
     Ok(result)
 }

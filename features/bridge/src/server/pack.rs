@@ -2,6 +2,7 @@
 
 use vm_cuda_api::{Count, FUNCTIONS, Function, Item, Kind, Object, Way};
 
+use super::edges;
 use super::effects::{self, Effect};
 use super::ranges::{self, Ranges};
 use super::reach::Checked;
@@ -86,6 +87,7 @@ pub(super) fn make_with(
     let heads = &*heads;
     let mut memory: Vec<u64> = Vec::new();
     let mut returned = Vec::new();
+    let mut pending = None;
     let mut drops: Option<(Object, u64)> = None;
     {
         let handles = session.handles();
@@ -115,6 +117,9 @@ pub(super) fn make_with(
                     if let Item::Handle(object) = item {
                         for word in &mut memory[from..] {
                             *word = handles.real(object, *word)?;
+                        }
+                        if edges::parameter(number) == Some(at) {
+                            pending = edges::before(session, number, &memory[from..])?;
                         }
                     }
                 }
@@ -181,6 +186,7 @@ pub(super) fn make_with(
         }
     }
     let owner = function.owner.map(|at| heads[at]);
+    let replied = reply.len();
     for Returned { at, item, count, is_text, is_new } in returned {
         match item {
             _ if is_text => {
@@ -199,6 +205,9 @@ pub(super) fn make_with(
                 memory[at..at + words].iter().for_each(|word| put(reply, *word));
             }
         }
+    }
+    if let (0, Some(pending)) = (result, pending) {
+        pending.done(session, Reader(&reply[replied..]).word().unwrap_or(0));
     }
     Ok(result)
 }

@@ -348,6 +348,19 @@ impl Session {
         if streams.is_empty() { Ok(()) } else { recorded.grow(bytes) }
     }
 
+    /// Returns whether a stream is captured.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.may_capture() && !locked(&self.recorded).0.is_empty()
+    }
+
+    /// Adds a charge to what captures have recorded.
+    pub(super) fn record_more(&self, charge: Charge) {
+        let (streams, recorded) = &mut *locked(&self.recorded);
+        if !streams.is_empty() {
+            recorded.merge(charge);
+        }
+    }
+
     /// May a capture be running?
     pub(super) fn may_capture(&self) -> bool {
         self.captures.load(Ordering::Relaxed)
