@@ -168,3 +168,32 @@ fn count(driver: &Driver, name: &str, of: u64, arrays: usize) -> Option<u64> {
         (driver.named(&name, &words, &mut memory) == 0).then_some(memory[0])
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_cuda_api::number;
+
+    #[test]
+    fn every_function_that_takes_nodes_changes_edges() {
+        let check = |name: &str, change: Change, at: usize| {
+            assert_eq!(CHANGES[number(name).expect(name)], Some((change, at)), "{name}");
+        };
+        check("cuGraphAddNode_v2", Change::AddsNode, 2);
+        check("cuGraphAddKernelNode", Change::AddsNode, 2);
+        check("cuGraphAddDependencies_v2", Change::Adds, 2);
+        check("cuGraphRemoveDependencies", Change::Removes, 2);
+        check("cuStreamUpdateCaptureDependencies_ptsz", Change::Captures, 1);
+        for (function, change) in FUNCTIONS.iter().zip(&*CHANGES) {
+            let is_capture = function.name.contains("Capture");
+            assert_eq!(
+                matches!(change, Some((Change::Captures, _))),
+                change.is_some() && is_capture,
+                "{}",
+                function.name
+            );
+            let adds_nodes = function.name.starts_with("cuGraphAdd") && function.name.contains("Node");
+            assert!(!adds_nodes || matches!(change, Some((Change::AddsNode, _))), "{}", function.name);
+        }
+    }
+}
