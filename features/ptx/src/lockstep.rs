@@ -1,15 +1,15 @@
-//! Barriers for code that expects the threads of a warp to run in lockstep.
+//! Inserts warp barriers into code that expects the threads of a warp to run in lockstep.
 //!
-//! Devices run the threads of a warp one instruction at a time as long as they take the same way, and much code depends on that without a
-//! `__syncwarp`, though CUDA does not promise it: reductions of the last warp by volatile shared memory, and kernels of one warp. Back
-//! ends run one thread after the other up to a barrier. So a warp waits between two accesses of which the later could see, or
-//! overwrite, what another thread's earlier one has to do with: of volatile ones, and, in a block of one warp, of all.
+//! CUDA does not promise lockstep without `__syncwarp`, but devices run a warp in lockstep while its threads take the same path, and code
+//! depends on it: reductions that end with one warp and volatile shared memory, and kernels of one warp. Our back ends run the threads
+//! of a warp one after the other up to a barrier. A barrier is needed between two accesses if the later one may read or overwrite data of
+//! another thread's earlier access. Volatile accesses count; in a block of one warp all accesses do.
 
 use crate::ast::{Instr, Operand};
 use crate::cfg::Cfg;
 use crate::space::{LOCAL, Spaces};
 
-/// What the last access before an instruction may be.
+/// The possible kinds of the last access, as a set.
 type Pending = u8;
 const LOAD: Pending = 1;
 const STORE: Pending = 2;
@@ -22,12 +22,12 @@ pub(crate) enum Ordered {
 }
 
 impl Ordered {
-    /// What an instruction leaves pending, unless it is no such access.
+    /// Returns the kind of an access, or `None` for other instructions.
     fn kind(self, instr: &Instr, spaces: &[Spaces]) -> Option<Pending> {
         let kind = match instr.opcode() {
             "ld" => LOAD,
             "st" => STORE,
-            // Order their own accesses.
+            // Volatile accesses do not depend on atomics.
             "atom" | "red" if self == Ordered::All => STORE,
             _ => return None,
         };
@@ -44,7 +44,7 @@ impl Ordered {
     }
 }
 
-/// Must the warp wait between what is pending and an access?
+/// Returns whether a barrier is needed between a pending access and the next one.
 fn conflict(pending: Pending, kind: Pending) -> bool {
     match kind {
         LOAD => pending & STORE != 0,
@@ -52,8 +52,8 @@ fn conflict(pending: Pending, kind: Pending) -> bool {
     }
 }
 
-/// Returns the kernel with barriers of warps between such accesses, or nothing if it needs none or has locks: threads that wait for each
-/// other's would never come to them.
+/// Returns the kernel with a warp barrier between each two accesses that need one, or `None` if it needs none. A kernel that may have
+/// locks gets none either: a thread that waits for another thread's lock would never reach the barrier.
 pub(crate) fn with_barriers(cfg: &Cfg, spaces: &[Spaces], ordered: Ordered) -> Option<Cfg> {
     let all = || cfg.blocks.iter().flat_map(|block| &block.instrs);
     let is_lock =
@@ -66,7 +66,7 @@ pub(crate) fn with_barriers(cfg: &Cfg, spaces: &[Spaces], ordered: Ordered) -> O
         None if instr.is_of_warps() || (instr.is_barrier() && instr.guard.is_none()) => 0,
         None => pending,
     };
-    // What may be pending where each block begins.
+    // The kinds that may be pending at the start of each block.
     let mut pending = vec![0; cfg.blocks.len() + 1];
     let mut changed: Vec<usize> = (0..cfg.blocks.len()).collect();
     while let Some(at) = changed.pop() {

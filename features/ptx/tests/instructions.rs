@@ -381,7 +381,7 @@ fn fp8_conversions() {
     check32(&format!("cvt.rn.satfinite.e4m3x2.f16x2 %rs3, %r1; {to16}"), |a, _| {
         e4m3(half(a >> 16)) << 8 | e4m3(half(a & 0xffff))
     });
-    // There and back: what came from FP8 is there exactly, but for NaN.
+    // A conversion from FP8 and back is exact, except for NaN.
     for pair in ["e4m3x2", "e5m2x2"] {
         let body = format!(
             "cvt.rn.f16x2.{pair} %r3, %rs1; cvt.rn.satfinite.{pair}.f16x2 %rs3, %r3; xor.b16 %rs4, %rs3, %rs1;\n\

@@ -40,7 +40,8 @@ pub(super) fn sine(a: Val<'_>, quarter: i64) -> Val<'_> {
     if quarter == 0 { a.eq(0.0).select(a, value) } else { value }
 }
 
-/// What `far` gives where an angle is large, else what is near. It is computed where any lane is, and always in a tile kernel.
+/// Selects the result of `far` for large angles and `near` for others. `far` runs if any lane needs it; in a tile kernel, whose maps have no
+/// branches, it always runs.
 pub(super) fn where_large<'b>(
     large: Val<'b>,
     near: [Val<'b>; 3],

@@ -400,7 +400,7 @@ class Function:
                 arguments.append(self.rng.choice(self.visible(of))[0] if self.visible(of) else f"{of}()")
             else:
                 arguments.append(self.expression(of, depth - 2))
-        # In a statement of its own: what it writes through pointers must not depend on the order of an expression's parts.
+        # Each call is a statement: C++ leaves the order of evaluation in an expression open, and a function may write through pointers.
         variable = self.fresh()
         self.line(f"{result} {variable} = {name}(tid, {', '.join(arguments)});")
         return variable
