@@ -135,7 +135,7 @@ pub(crate) fn translate(
         2..=WARP => Some(Ordered::All),
         _ => Some(Ordered::Volatile),
     };
-    let waits = ordered.and_then(|ordered| lockstep::with_barriers(&cfg, &spaces, ordered));
+    let waits = ordered.and_then(|ordered| lockstep::with_barriers(&cfg, &registers, &spaces, ordered));
     match waits.map(&attempt) {
         Some(Ok(done)) => Ok(done),
         _ => attempt(cfg),
