@@ -29,6 +29,8 @@ fn check(body: &str, functions: &str, line: u32, instruction: &str, words: &str)
 
 #[test]
 fn instructions() {
+    let bare = "cvt.rn.satfinite.e4m3x2.f32 %r2;";
+    check(bare, "", 7, bare, "a conversion of such types is not supported");
     check("mov.u64 %rd2, %clock64;", "", 7, "mov.u64 %rd2, %clock64;", "%clock64 is not supported");
     check(
         "tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%rd1, {%f1,%f2}];",

@@ -36,7 +36,7 @@ fn fp8<'b>(
     if !nearest || !m.take("satfinite") {
         return Err(cx.unsupported("a conversion to FP8 other than .rn.satfinite"));
     }
-    let [high, low] = match (&instr.operands[1..], halves) {
+    let [high, low] = match (instr.operands.get(1..).unwrap_or_default(), halves) {
         ([pair], true) => {
             let pair = cx.get(pair, b32)?;
             [pair.shr_u(16), pair].map(|half| half.to(Scalar::I16).bitcast(Scalar::F16).to(Scalar::F32))
