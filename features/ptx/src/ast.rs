@@ -210,14 +210,14 @@ impl Operand {
         }
     }
 
-    /// Is a variable of the function in it?
-    pub(crate) fn names(&self, variable: u32) -> bool {
+    /// Calls `visit` for each variable of the function in it.
+    pub(crate) fn variables(&self, visit: &mut impl FnMut(u32)) {
         match self {
-            Operand::Variable(at) => *at == variable,
-            Operand::Vector(list) | Operand::List(list) => list.iter().any(|one| one.names(variable)),
-            Operand::Pair(pair) => pair.iter().any(|one| one.names(variable)),
-            Operand::Address(base, _) | Operand::Sum(base, _) => base.names(variable),
-            _ => false,
+            Operand::Variable(at) => visit(*at),
+            Operand::Vector(list) | Operand::List(list) => list.iter().for_each(|one| one.variables(visit)),
+            Operand::Pair(pair) => pair.iter().for_each(|one| one.variables(visit)),
+            Operand::Address(base, _) | Operand::Sum(base, _) => base.variables(visit),
+            _ => {}
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::limits::{
     MAX_CALLS, MAX_INLINED_OPERANDS, MAX_INSTRUCTIONS, MAX_LOCAL, MAX_PARAMETER_BYTES, MAX_REGISTERS,
 };
 use crate::parse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use vm_ir::limits::MAX_SHARED_BYTES;
 
 /// Where shared memory begins whose size the launch says, as offsets of symbols have it.
@@ -60,17 +60,25 @@ fn reserve_local(variable: &Variable, local: &mut u64) -> Result<u64> {
     }
 }
 
-/// Does an item of a function take the address of a parameter, other than to load from it?
-fn takes_address(item: &Item, parameter: u32) -> bool {
-    let Item::Instr(instr) = item else { return false };
-    let is_access = matches!(instr.opcode(), "ld" | "st") && instr.modifiers().next() == Some("param");
-    let names = |operand: &Operand| match operand {
-        Operand::Address(base, _) if is_access => {
-            !matches!(**base, Operand::Variable(_)) && base.names(parameter)
+/// Returns the variables of a function whose addresses it takes, other than to access parameters there.
+fn addressed(items: &[Item]) -> HashSet<u32> {
+    let mut found = HashSet::new();
+    for item in items {
+        let Item::Instr(instr) = item else { continue };
+        if instr.opcode() == "call" {
+            continue;
         }
-        other => other.names(parameter),
-    };
-    instr.opcode() != "call" && instr.operands.iter().any(names)
+        let is_access = matches!(instr.opcode(), "ld" | "st") && instr.modifiers().next() == Some("param");
+        for operand in &instr.operands {
+            match operand {
+                Operand::Address(base, _) if is_access && matches!(**base, Operand::Variable(_)) => {}
+                other => other.variables(&mut |at| {
+                    found.insert(at);
+                }),
+            }
+        }
+    }
+    found
 }
 
 /// Offsets of a kernel's parameters.
@@ -259,9 +267,10 @@ impl<'a> Inliner<'a> {
         let registers = self.new_registers(function.line, function.registers.iter().map(|r| r.ty))?;
         let mut homes = given;
         let mut local = local;
+        let addressed = addressed(items);
         for (at, home) in homes.iter_mut().enumerate().skip(function.returns) {
             if let Home::Slot(slot) = *home
-                && items.iter().any(|item| takes_address(item, at as u32))
+                && addressed.contains(&(at as u32))
             {
                 *home = self.in_local(&function.variables[at], slot, &mut local)?;
             }

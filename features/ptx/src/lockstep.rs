@@ -9,9 +9,9 @@
 use std::collections::HashMap;
 
 use crate::ast::{Instr, Operand, Space, Symbol, Ty};
-use crate::cfg::Cfg;
+use crate::cfg::{Block, Cfg};
 use crate::live;
-use crate::space::{LOCAL, Spaces};
+use crate::space::{LOCAL, Spaces, spread};
 
 /// What an address may be derived from, as a set: pointers in the kernel's parameters, and the following.
 type Bases = u64;
@@ -44,43 +44,36 @@ struct Addresses<'a> {
 impl<'a> Addresses<'a> {
     fn of(cfg: &Cfg, types: &[Ty], spaces: &'a [Spaces]) -> Self {
         let mut parameters = HashMap::new();
-        let mut bases = vec![0; types.len()];
-        let is_wide = |register: u32| types.get(register as usize).is_some_and(|ty| ty.bits >= 64);
-        loop {
-            let mut is_stable = true;
-            for instr in cfg.blocks.iter().flat_map(|block| &block.instrs) {
-                let mut from = match (instr.opcode(), instr.operands.get(1)) {
-                    ("ld" | "ldu", Some(Operand::Address(base, offset))) if instr.reads_parameter() => {
-                        match **base {
-                            Operand::Symbol(Symbol { space: Space::Param, offset: at }) => {
-                                let next = parameters.len() as u32;
-                                1 << (*parameters.entry(at.wrapping_add(*offset as u64)).or_insert(next))
-                                    .min(LAST)
-                            }
-                            _ => ANY,
-                        }
+        let (mut bases, mut edges) = (vec![0; types.len()], Vec::new());
+        let wide = |instr: &Instr, defined| {
+            let mut all = Vec::new();
+            live::registers(instr, defined, &mut |register| all.push(register as usize));
+            all.retain(|register| types.get(*register).is_some_and(|ty| ty.bits >= 64));
+            all
+        };
+        for instr in cfg.blocks.iter().flat_map(|block| &block.instrs) {
+            let to = wide(instr, true);
+            let is_load = matches!(instr.opcode(), "ld" | "ldu" | "atom");
+            let from = match instr.operands.get(1) {
+                Some(Operand::Address(base, offset)) if instr.reads_parameter() => match **base {
+                    Operand::Symbol(Symbol { space: Space::Param, offset: at }) => {
+                        let next = parameters.len() as u32;
+                        let number = parameters.entry(at.wrapping_add(*offset as u64)).or_insert(next);
+                        1 << (*number).min(LAST)
                     }
-                    ("ld" | "ldu" | "atom", _) => ANY,
-                    _ => instr.operands.iter().fold(0, |all, operand| all | of_symbol(operand)),
-                };
-                if !matches!(instr.opcode(), "ld" | "ldu" | "atom") {
-                    live::registers(instr, false, &mut |register| {
-                        if is_wide(register) {
-                            from |= bases[register as usize];
-                        }
-                    });
-                }
-                live::registers(instr, true, &mut |register| {
-                    if is_wide(register) && from & !bases[register as usize] != 0 {
-                        bases[register as usize] |= from;
-                        is_stable = false;
-                    }
-                });
-            }
-            if is_stable {
-                return Self { spaces, bases };
+                    _ => ANY,
+                },
+                _ if is_load => ANY,
+                _ => instr.operands.iter().fold(0, |all, operand| all | of_symbol(operand)),
+            };
+            to.iter().for_each(|to| bases[*to] |= from);
+            if !is_load {
+                let sources = wide(instr, false);
+                edges.extend(sources.iter().flat_map(|from| to.iter().map(move |to| (*from, *to))));
             }
         }
+        spread(&mut bases, &edges, |_, _, bases| bases);
+        Self { spaces, bases }
     }
 
     /// Returns the access that an instruction makes, or `None` if it makes no ordered one.
@@ -151,13 +144,19 @@ pub(crate) fn with_barriers(cfg: &Cfg, types: &[Ty], spaces: &[Spaces], ordered:
         None if is_barrier(instr) => Pending::default(),
         None => pending,
     };
+    // By block: what is pending behind it of its own, and whether it has a barrier, behind which nothing of what came before is.
+    let own = |block: &Block| {
+        let left = block.instrs.iter().fold(Pending::default(), after);
+        (left, block.instrs.iter().any(is_barrier))
+    };
+    let own: Vec<_> = cfg.blocks.iter().map(own).collect();
     // What may be pending at the start of each block.
     let mut pending = vec![Pending::default(); cfg.blocks.len() + 1];
     let mut changed: Vec<usize> = (0..cfg.blocks.len()).collect();
     while let Some(at) = changed.pop() {
-        let block = &cfg.blocks[at];
-        let left = block.instrs.iter().fold(pending[at], after);
-        for to in block.end.targets() {
+        let (own, has_barrier) = own[at];
+        let left = if has_barrier { own } else { pending[at].with(own) };
+        for to in cfg.blocks[at].end.targets() {
             let joined = pending[to].with(left);
             if joined != pending[to] {
                 pending[to] = joined;

@@ -3,6 +3,8 @@
 //! Programs also split addresses into parts and keep them in memory. So the analysis follows data into all registers except predicates.
 //! All memory is one node.
 
+use std::ops::BitOr;
+
 use crate::ast::{Instr, Operand, Space, Ty};
 use crate::cfg::Cfg;
 use crate::live;
@@ -63,26 +65,34 @@ pub(crate) fn spaces(cfg: &Cfg, types: &[Ty]) -> Vec<Spaces> {
     }
     found[memory] |= GLOBAL;
     let any = found.iter().fold(0, |any, spaces| any | spaces);
+    // Most numbers in narrow registers are indices, so these do not track `GLOBAL`: a shared address plus an index that was
+    // loaded remains a shared address. A wide register that joins parts of other addresses may be global, too.
+    spread(&mut found, &edges, |from, to, spaces| match (bits(from) < 64, bits(to) < 64) {
+        (_, true) => spaces & !GLOBAL,
+        (true, false) => spaces | GLOBAL,
+        (false, false) => spaces,
+    });
+    found.iter_mut().filter(|spaces| **spaces == 0).for_each(|spaces| *spaces = any);
+    found
+}
+
+/// Adds what each node has to the nodes that its edges lead to. `passed` says what of it passes along an edge.
+pub(crate) fn spread<S>(found: &mut [S], edges: &[(usize, usize)], passed: impl Fn(usize, usize, S) -> S)
+where
+    S: Copy + Default + PartialEq + BitOr<Output = S>,
+{
     let mut next = vec![Vec::new(); found.len()];
     edges.iter().for_each(|(from, to)| next[*from].push(*to));
-    let mut raised: Vec<usize> = (0..found.len()).filter(|at| found[*at] != 0).collect();
+    let mut raised: Vec<usize> = (0..found.len()).filter(|at| found[*at] != S::default()).collect();
     while let Some(from) = raised.pop() {
         for to in &next[from] {
-            // Most numbers in narrow registers are indices, so these do not track `GLOBAL`: a shared address plus an index that was
-            // loaded remains a shared address. A wide register that joins parts of other addresses may be global, too.
-            let spaces = match (bits(from) < 64, bits(*to) < 64) {
-                (_, true) => found[from] & !GLOBAL,
-                (true, false) => found[from] | GLOBAL,
-                (false, false) => found[from],
-            };
-            if spaces & !found[*to] != 0 {
-                found[*to] |= spaces;
+            let joined = found[*to] | passed(from, *to, found[from]);
+            if joined != found[*to] {
+                found[*to] = joined;
                 raised.push(*to);
             }
         }
     }
-    found.iter_mut().filter(|spaces| **spaces == 0).for_each(|spaces| *spaces = any);
-    found
 }
 
 /// May it move bits into the upper half of 64 bits, and so join the parts of a global address? Shifts and products that scale an index by
