@@ -644,7 +644,7 @@ impl<'a> Inliner<'a> {
             _ => Err(Error::unsupported(0, "a call that passes registers")),
         };
         let mut homes = returns.iter().take(callee.returns).map(home).collect::<Result<Vec<_>>>()?;
-        // What the caller drops has a place too.
+        // A result that the caller drops needs a place.
         while homes.len() < callee.returns {
             self.slots.push(BTreeSet::new());
             homes.push(Home::Slot(self.slots.len() as u32 - 1));

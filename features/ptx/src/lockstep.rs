@@ -13,7 +13,7 @@ use crate::cfg::{Block, Cfg};
 use crate::live;
 use crate::space::{LOCAL, Spaces, spread};
 
-/// What an address may be derived from, as a set: pointers in the kernel's parameters, and the following.
+/// The set of pointers from which an address may be computed: parameters of the kernel, and the constants below.
 type Bases = u64;
 const ANY: Bases = 1 << 63;
 const SHARED: Bases = 1 << 62;
@@ -144,13 +144,13 @@ pub(crate) fn with_barriers(cfg: &Cfg, types: &[Ty], spaces: &[Spaces], ordered:
         None if is_barrier(instr) => Pending::default(),
         None => pending,
     };
-    // By block: what is pending behind it of its own, and whether it has a barrier, behind which nothing of what came before is.
+    // By block: its own accesses since its last barrier, and whether it has a barrier, which ends all earlier accesses.
     let own = |block: &Block| {
         let left = block.instrs.iter().fold(Pending::default(), after);
         (left, block.instrs.iter().any(is_barrier))
     };
     let own: Vec<_> = cfg.blocks.iter().map(own).collect();
-    // What may be pending at the start of each block.
+    // The accesses that may be pending at the start of each block.
     let mut pending = vec![Pending::default(); cfg.blocks.len() + 1];
     let mut changed: Vec<usize> = (0..cfg.blocks.len()).collect();
     while let Some(at) = changed.pop() {

@@ -76,7 +76,7 @@ pub(crate) fn spaces(cfg: &Cfg, types: &[Ty]) -> Vec<Spaces> {
     found
 }
 
-/// Adds what each node has to the nodes that its edges lead to. `passed` says what of it passes along an edge.
+/// Propagates the set of each node along its edges, until nothing changes. `passed` returns the part of a set that passes along an edge.
 pub(crate) fn spread<S>(found: &mut [S], edges: &[(usize, usize)], passed: impl Fn(usize, usize, S) -> S)
 where
     S: Copy + Default + PartialEq + BitOr<Output = S>,

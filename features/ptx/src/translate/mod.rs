@@ -186,7 +186,7 @@ impl Prepared<'_> {
     fn translated(mut self, signature: &Signature, options: &Options) -> Result<Translated> {
         let mut done = self.best(signature, options);
         for nesting in &NESTING[1..] {
-            // Where what can't be written is nested too deeply, there is a flatter way.
+            // A kernel that is nested too deeply is written with less nesting.
             if !matches!(&done, Err(error) if matches!(error.kind, ErrorKind::Build(_))) {
                 break;
             }
