@@ -21,6 +21,7 @@ use vm_bridge::wire::{Answer, Header, Reader, VERSION, WINDOW, code, control, ow
 
 use crate::connect::{Place, Refused};
 use crate::connection::Connection;
+use crate::hand::Managed;
 use crate::known::{Devices, Known};
 use crate::sys::window::Window;
 use crate::sys::{fork, print};
@@ -79,6 +80,8 @@ pub(crate) struct Client {
     pub(crate) exported: Mutex<Vec<(UnixStream, [u64; 2])>>,
     /// Memory of the program that it registered.
     pub(crate) registered: Mutex<BTreeMap<u64, Registered>>,
+    /// Managed memory of the program.
+    pub(crate) managed: Mutex<Managed>,
     /// Flags of the devices' primary contexts, and whether they are active, as they were asked last.
     pub(crate) primaries: Mutex<HashMap<i32, (u32, u32)>>,
     /// The primary contexts of devices, after they were retained.
@@ -148,6 +151,7 @@ impl Client {
             next_place: AtomicU64::new(WINDOW.start),
             exported: Mutex::default(),
             registered: Mutex::default(),
+            managed: Mutex::default(),
             primaries: Mutex::default(),
             retained: Mutex::default(),
             calls: Mutex::default(),

@@ -153,6 +153,7 @@ fn programs_find_the_same() {
     check("tests/ways.c", &["odd"], "odd: 0 wrong");
     check("tests/ways.c", &["callbacks"], "called: 12344");
     check("tests/ways.c", &["registered"], "kind 1, flags 1, copied 3000");
+    check("tests/managed.c", &[], "hints: 1 0 0 -1 0 -2\nseveral: 1, -1 -2 -2\n");
     check("tests/ways.c", &["files"], "2: 0 0 1 0 1 of another, xxx, end, 712 0 713");
     check(
         "tests/ways.c",
@@ -250,20 +251,9 @@ fn a_program_that_faults_or_is_killed_is_no_other_programs_matter() {
 
 /// Attributes of devices whose functions do not cross, each with those: it says no whatever the driver says. What of these is supported one day is to be
 /// said of the device, too.
-const ABSENT: [(u32, &[&str]); 29] = [
-    // Managed memory.
-    (
-        83,
-        &[
-            "cuMemAllocManaged",
-            "cuMemAdvise",
-            "cuMemAdvise_v2",
-            "cuMemPrefetchAsync",
-            "cuMemPrefetchAsync_v2",
-        ],
-    ),
-    (88, &["cuMemRangeGetAttribute", "cuMemRangeGetAttributes"]),
-    (89, &["cuStreamAttachMemAsync", "cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"]),
+const ABSENT: [(u32, &[&str]); 27] = [
+    // Memory of the program that the device reaches as it is, and what is managed in batches.
+    (88, &["cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"]),
     (100, &[]),
     (101, &[]),
     // Memory that the program registers: it is copied.

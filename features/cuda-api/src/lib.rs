@@ -1,8 +1,9 @@
 //! The CUDA driver's functions as data: what a library that stands in the driver's place, or forwards its calls, knows of them.
 //!
 //! `functions.txt` has a line per exported name. [`FUNCTIONS`] is that, parsed; a function's number is its place there. [`names`] is how
-//! `cuGetProcAddress` chooses among the versions of a function.
+//! `cuGetProcAddress` chooses among the versions of a function. [`hints`] is what drivers keep of managed memory.
 
+pub mod hints;
 pub mod names;
 mod parse;
 pub mod tables;

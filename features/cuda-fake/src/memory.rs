@@ -8,7 +8,8 @@ use crate::{
     state::{self, State},
     sys::{self, Access, Range},
 };
-use std::{collections::BTreeMap, os::fd::AsRawFd, sync::MutexGuard};
+use std::{collections::BTreeMap, ops::Range as Addresses, os::fd::AsRawFd, sync::MutexGuard};
+use vm_cuda_api::hints::{Hints, Location};
 
 /// The system's pages, and what legacy allocations begin at multiples of.
 pub(crate) const PAGE: u64 = 4096;
@@ -287,6 +288,7 @@ impl State {
         let pages = span.len.next_multiple_of(PAGE);
         sys::unmap(at, pages)?;
         self.arena.give(at, pages);
+        self.hints.forget(at..at + pages);
         let device = &mut self.devices[span.device];
         if let Kind::Legacy { offset }
         | Kind::Managed { offset }
@@ -394,35 +396,50 @@ pub(crate) fn address_range(at: u64) -> Result<(u64, usize)> {
     state.host_span(at).map(|(start, allocation)| (start, allocation.len as usize)).ok_or(Error::NotFound)
 }
 
-/// Checks the range and the location that a hint about managed memory names. `device` is an ordinal, or −1 for the host.
-pub(crate) fn hint(at: u64, len: usize, device: i32) -> Result {
-    let state = state::lock();
+/// Checks a range of managed memory and the location that a hint about it names.
+fn hinted(state: &State, at: u64, len: usize, location: Option<Location>) -> Result<Addresses<u64>> {
     state.current()?;
-    if device != HOST {
+    if let Some(device) = location.and_then(Location::device) {
         state.device(device)?;
     }
     let end = state.span(at).and_then(|(start, span)| start.checked_add(span.len));
-    let is_inside = end.zip(at.checked_add(len as u64)).is_some_and(|(end, last)| last <= end);
-    if len > 0 && is_inside && state.is_managed(at) { Ok(()) } else { Err(Error::InvalidValue) }
+    let last = at.checked_add(len as u64).filter(|last| end.is_some_and(|end| *last <= end));
+    last.filter(|_| len > 0 && state.is_managed(at)).map(|last| at..last).ok_or(Error::InvalidValue)
 }
 
-/// `cuMemAdvise`. The advice that copies may be made for reading, and its end, ignore the device.
-pub(crate) fn advise(at: u64, len: usize, advice: i32, device: i32) -> Result {
-    match advice {
-        1 | 2 => hint(at, len, HOST),
-        3..=6 => hint(at, len, device),
-        _ => Err(Error::InvalidValue),
+/// `cuMemAdvise`.
+pub(crate) fn advise(at: u64, len: usize, advice: i32, location: Option<Location>) -> Result {
+    let mut state = state::lock();
+    let used = location.filter(|_| !Hints::ignores_location(advice));
+    let range = hinted(&state, at, len, used)?;
+    let location = location.unwrap_or(Location::HOST);
+    if state.hints.advise(range, advice, location) { Ok(()) } else { Err(Error::InvalidValue) }
+}
+
+/// `cuMemPrefetchAsync`: nothing moves.
+pub(crate) fn prefetch(at: u64, len: usize, to: Option<Location>, stream: u64) -> Result {
+    let to = to.ok_or(Error::InvalidValue)?;
+    let range = hinted(&state::lock(), at, len, Some(to))?;
+    crate::stream::submit(stream, crate::stream::Work::Nothing)?;
+    state::lock().hints.prefetch(range, to);
+    Ok(())
+}
+
+/// `cuMemRangeGetAttribute`: the value as numbers of 32 bits.
+pub(crate) fn range_attribute(at: u64, len: usize, attribute: i32, bytes: usize) -> Result<Vec<i32>> {
+    let state = state::lock();
+    let range = hinted(&state, at, len, None)?;
+    state.hints.attribute(range, attribute, bytes).ok_or(Error::InvalidValue)
+}
+
+/// `cuStreamAttachMemAsync`: all of managed memory, or none of its length, which devices reach at any time anyway.
+pub(crate) fn attach(at: u64, len: usize, flags: u32, stream: u64) -> Result {
+    let is_whole = |state: &State| {
+        let span = state.spans.get(&at).filter(|_| state.is_managed(at));
+        span.is_some_and(|span| len == 0 || len as u64 == span.len)
+    };
+    if !is_whole(&state::lock()) || !matches!(flags, 1 | 2 | 4) {
+        return Err(Error::InvalidValue);
     }
+    crate::stream::submit(stream, crate::stream::Work::Nothing)
 }
-
-/// Returns the device of a `CUmemLocation`, or −1 for the host and its memory nodes.
-pub(crate) fn location(location: u64) -> Result<i32> {
-    match location as u32 {
-        1 => Ok((location >> 32) as i32),
-        2..=4 => Ok(HOST),
-        _ => Err(Error::InvalidValue),
-    }
-}
-
-/// `CU_DEVICE_CPU`.
-const HOST: i32 = -1;

@@ -59,6 +59,7 @@ pub(crate) struct State {
     /// Where memory is that other processes may have.
     pub(crate) exported: BTreeSet<u64>,
     pub(crate) host: BTreeMap<u64, Allocation>,
+    pub(crate) hints: vm_cuda_api::hints::Hints,
     pub(crate) reservations: BTreeMap<u64, u64>,
     pub(crate) physical: BTreeMap<u64, Physical>,
     pub(crate) streams: BTreeMap<u64, Stream>,

@@ -35,6 +35,29 @@ fn programs_find_the_same_over_each_transport() {
     }
 }
 
+/// Where program and server share memory, managed memory is as natively. Elsewhere, and for variables, the program gets an error.
+#[test]
+fn managed_memory_is_shared_or_refused() {
+    let place = Place::new();
+    let directly = place.run(Way::Driver, "managed", "");
+    for (way, allocates) in [(Way::Unix, true), (Way::Window, true), (Way::Stream, false), (Way::Tls, false)]
+    {
+        let says = if allocates { "1 1: 0" } else { "0 0: 801" };
+        assert_eq!(place.run(way, "managed", "allocate"), format!("{says}\nexit status: 0"), "{way:?}");
+        if allocates {
+            assert_eq!(place.run(way, "managed", ""), directly, "{way:?}");
+        }
+    }
+    let processor = std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_cpu.so");
+    let place = Place::before(&processor);
+    let variable = |way| {
+        let said = place.run(way, "managed", "variable");
+        said.lines().find(|line| line.starts_with("plain")).unwrap_or(&said).to_owned()
+    };
+    assert_eq!(variable(Way::Driver), "plain: 0, managed: 0");
+    assert_eq!(variable(Way::Unix), "plain: 0, managed: 801");
+}
+
 /// What `host.c` finds: whether devices reach memory of the host, what can be allocated, where it is.
 #[test]
 fn memory_of_the_host_is_what_the_transport_allows() {

@@ -72,6 +72,7 @@ impl Place {
             ("add", "../features/bridge-guest/tests/add.c"),
             ("ways", "../features/bridge-guest/tests/ways.c"),
             ("deadline", "../features/bridge-guest/tests/deadline.c"),
+            ("managed", "../features/bridge-guest/tests/managed.c"),
             ("host", "tests/transports/host.c"),
         ] {
             let mut gcc = Command::new("gcc");

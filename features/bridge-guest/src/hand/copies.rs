@@ -15,6 +15,9 @@ use crate::sys::{PAGE, caller};
 /// Copies of so many bytes never wait in the driver: they are staged.
 const STAGED: usize = 64 << 10;
 
+/// Bytes that go at once: while the device reads or writes one part, this side copies the next.
+const PART: usize = CHUNK / 4;
+
 /// A device's end of a copy: an address, or an offset in an array.
 #[derive(Clone, Copy)]
 struct End {
@@ -93,8 +96,8 @@ fn to_device(
         return record(stream, number, &to.copy(from, len, false));
     }
     check_device(&client, to, len)?;
-    for at in (0..len).step_by(CHUNK) {
-        let part = CHUNK.min(len - at);
+    for at in (0..len).step_by(PART) {
+        let part = PART.min(len - at);
         let (mut payload, mut bytes) = (head(to, at, part, of, 0), caller::bytes(from + at, part));
         if to.array.is_some() {
             // What is before bytes that stay where they are has no room for an array.
@@ -138,8 +141,8 @@ fn to_host(
         return record(stream, number, &from.copy(to, len, true));
     }
     check_device(&client, from, len)?;
-    let parts = caller::bytes_mut(to, len).chunks_mut(CHUNK).enumerate();
-    client.ask_many(number, parts.map(|(at, part)| (head(from, at * CHUNK, part.len(), of, 0), part)))
+    let parts = caller::bytes_mut(to, len).chunks_mut(PART).enumerate();
+    client.ask_many(number, parts.map(|(at, part)| (head(from, at * PART, part.len(), of, 0), part)))
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {

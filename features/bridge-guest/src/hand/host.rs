@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 
 use vm_bridge::wire::{WINDOW, code, control, put};
 
-use super::{current_device, registered_at, shared_at, the};
+use super::{current_device, managed_at, registered_at, shared_at, the};
 use crate::client::{Client, Registered, client, locked};
 use crate::sys::{caller, window};
 use crate::{forward, mapped};
 
 const PAGE: u64 = 4096;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`.
-const DEVICE_MAP: u32 = 2;
+pub(super) const DEVICE_MAP: u32 = 2;
 
 /// Allocates memory of the host.
 fn host_allocate(to: usize, len: usize, flags: u32) -> Result<(), u32> {
@@ -23,18 +23,33 @@ fn host_allocate(to: usize, len: usize, flags: u32) -> Result<(), u32> {
         return Err(code::INVALID_VALUE);
     }
     let client = client()?;
-    let len = (len as u64).checked_next_multiple_of(PAGE).ok_or(code::OUT_OF_MEMORY)?;
-    let at = if client.token.is_none() {
-        share(&client, len, flags, 0, |at| window::make(at, len).map(Some))?
-    } else {
-        match of_window(&client, len, flags)? {
-            Some(at) => at,
-            None if flags & DEVICE_MAP != 0 => return Err(code::NOT_SUPPORTED),
-            None => own(&client, len, flags)?,
-        }
+    let at = match on_both(&client, len, flags)? {
+        Some(at) => at,
+        None if flags & DEVICE_MAP != 0 => return Err(code::NOT_SUPPORTED),
+        None => own(&client, pages(len)?, flags)?,
     };
     caller::write(to, at);
     Ok(())
+}
+
+fn pages(len: usize) -> Result<u64, u32> {
+    (len as u64).checked_next_multiple_of(PAGE).ok_or(code::OUT_OF_MEMORY)
+}
+
+/// Allocates memory that both sides have at one address, or returns `None` where the two share none.
+pub(super) fn on_both(client: &Arc<Client>, len: usize, flags: u32) -> Result<Option<u64>, u32> {
+    let len = pages(len)?;
+    if client.token.is_none() {
+        return share(client, len, flags, 0, |at| window::make(at, len).map(Some)).map(Some);
+    }
+    of_window(client, len, flags)
+}
+
+/// Frees what [`on_both`] has allocated.
+pub(super) fn free_on_both(client: &Arc<Client>, at: u64) -> Result<(), u32> {
+    end_share(client, the("cuMemFreeHost")?, at, false)?;
+    let part = locked(&client.parts).remove(&at);
+    part.map_or(Ok(()), |offset| client.order([control::GIVE, offset, 0, 0], None))
 }
 
 /// Memory at an address that is free on both sides, which `make` makes there. Answers with where.
@@ -181,7 +196,7 @@ pub(crate) fn cuMemAllocHost_v2(_: usize, words: &[usize]) -> Result<(), u32> {
     host_allocate(words[0], words[1], 0)
 }
 
-pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
+pub(crate) fn cuMemFreeHost(_: usize, words: &[usize]) -> Result<(), u32> {
     let (client, at) = (client()?, words[0] as u64);
     let own = locked(&client.own).remove(&at);
     if let Some(len) = own {
@@ -190,17 +205,15 @@ pub(crate) fn cuMemFreeHost(number: usize, words: &[usize]) -> Result<(), u32> {
         return Ok(());
     }
     let is_registered = |memory: &Registered| memory.shared.is_some_and(|shared| shared / PAGE == at / PAGE);
-    if locked(&client.registered).values().any(is_registered) {
+    if locked(&client.registered).values().any(is_registered) || managed_at(&client, at).is_some() {
         return Err(code::INVALID_VALUE);
     }
-    end_share(&client, number, at, false)?;
-    let part = locked(&client.parts).remove(&at);
-    part.map_or(Ok(()), |offset| client.order([control::GIVE, offset, 0, 0], None))
+    free_on_both(&client, at)
 }
 
 pub(crate) fn cuMemHostGetDevicePointer_v2(_: usize, words: &[usize]) -> Result<(), u32> {
     let client = client()?;
-    if words[0] == 0 || words[2] as u32 != 0 {
+    if words[0] == 0 || words[2] as u32 != 0 || managed_at(&client, words[1] as u64).is_some() {
         return Err(code::INVALID_VALUE);
     }
     match shared_at(&client, words[1], 1) {
@@ -212,7 +225,11 @@ pub(crate) fn cuMemHostGetDevicePointer_v2(_: usize, words: &[usize]) -> Result<
 }
 
 pub(crate) fn cuMemHostGetFlags(number: usize, words: &[usize]) -> Result<(), u32> {
-    let flags = locked(&client()?.registered).get(&(words[1] as u64)).map(|memory| memory.flags);
+    let client = client()?;
+    if managed_at(&client, words[1] as u64).is_some() {
+        return Err(code::INVALID_VALUE);
+    }
+    let flags = locked(&client.registered).get(&(words[1] as u64)).map(|memory| memory.flags);
     match flags {
         Some(flags) => {
             caller::write_half(words[0], flags);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vm_bridge::wire::{WINDOW, code};
 
-use super::{current_device, share_mapped, unshare};
+use super::{current_device, free_managed, managed_at, share_mapped, unshare};
 use crate::client::{Client, Registered, client, locked};
 use crate::known::Memory;
 use crate::sys::{PAGE, caller, there, window};
@@ -129,6 +129,14 @@ pub(crate) fn cuMemAllocPitch_v2(number: usize, words: &[usize]) -> Result<(), u
     Ok(())
 }
 
+pub(crate) fn cuMemGetAddressRange_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    let Some(found) = managed_at(&*client()?, words[2] as u64) else { return forward::ask(number, words) };
+    current_device()?;
+    caller::write(words[0], found.start);
+    caller::write(words[1], found.len);
+    Ok(())
+}
+
 pub(crate) fn cuMemAddressReserve(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
     let memory = Memory { len: words[1] as u64, owners: [0; 2] };
@@ -152,6 +160,9 @@ fn forget_while(at: u64, free: impl FnOnce() -> Result<(), u32>) -> Result<(), u
 }
 
 pub(crate) fn cuMemFree_v2(number: usize, words: &[usize]) -> Result<(), u32> {
+    if free_managed(&client()?, words[0] as u64)? {
+        return Ok(());
+    }
     // Programs rely on it that work has ended then, as it has with the driver.
     forget_while(words[0] as u64, || forward::wait(number, words))
 }

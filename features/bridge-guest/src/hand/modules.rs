@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use vm_bridge::wire::{CHUNK, LOG, Reader, code, own, put};
 
+use super::pointers::is_managed_there;
 use super::the;
 use crate::client::{Client, client, locked};
 use crate::known::{Layout, Memory};
 use crate::sys::caller;
-use crate::{current, forward};
+use crate::{current, forward, say};
 
 /// `CUjit_option` whose values are no pointers.
 const PLAIN: [u32; 11] = [0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -174,6 +175,12 @@ fn global(number: usize, words: &[usize]) -> Result<(), u32> {
     let (mut at, mut len) = (0u64, 0u64);
     let asked = [&raw mut at as usize, &raw mut len as usize, words[2], words[3]];
     forward::ask(number, &asked)?;
+    if is_managed_there(at)? {
+        say::once(
+            "managed variables are not supported: the driver places them in the server's memory; use cuMemAllocManaged",
+        );
+        return Err(code::NOT_SUPPORTED);
+    }
     // A library's is of the current context.
     let owners = [words[2] as u64, current::get()];
     locked(&client()?.devices).insert(at, Memory { len, owners });

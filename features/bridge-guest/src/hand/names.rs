@@ -117,20 +117,19 @@ pub(crate) fn check(question: Question) -> Result<[u64; 2], u32> {
     Ok(answer(&Question { driver: version()? as u32, ..question }, &devices))
 }
 
-/// `CU_DEVICE_ATTRIBUTE_…` of what does not cross: managed memory, memory of the program that is registered or reached as it is, launches on several
-/// devices, handles that others open, other devices that reach the memory, arrays that are mapped in parts, multicast, decompression, physical memory
+/// `CU_DEVICE_ATTRIBUTE_…` of what does not cross: memory of the program that is registered or reached as it is, launches on several devices, handles that others open, other devices that reach the memory, arrays that are mapped in parts, multicast, decompression, physical memory
 /// and pools of the host.
-const ABSENT: [u32; 29] = [
-    83, 88, 89, 91, 96, 99, 100, 101, 110, 112, 113, 114, 116, 119, 121, 124, 128, 129, 132, 135, 136, 137,
-    138, 141, 142, 143, 144, 145, 146,
+const ABSENT: [u32; 27] = [
+    88, 91, 96, 99, 100, 101, 110, 112, 113, 114, 116, 119, 121, 124, 128, 129, 132, 135, 136, 137, 138, 141,
+    142, 143, 144, 145, 146,
 ];
 
 pub(crate) fn cuDeviceGetAttribute(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::keep(number, words)?;
-    /// `CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY`.
-    const MAPS: u32 = 19;
+    /// `CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY`, `…_MANAGED_MEMORY` and `…_CONCURRENT_MANAGED_ACCESS`.
+    const SHARED: [u32; 3] = [19, 83, 89];
     let attribute = words[1] as u32;
-    if ABSENT.contains(&attribute) || attribute == MAPS && !client()?.shares_memory() {
+    if ABSENT.contains(&attribute) || SHARED.contains(&attribute) && !client()?.shares_memory() {
         caller::write_half(words[0], 0);
     }
     Ok(())

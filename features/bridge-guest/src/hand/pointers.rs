@@ -2,7 +2,7 @@
 
 use vm_bridge::wire::{Malformed, Reader, WINDOW, code, put};
 
-use super::{current_device, is_device, registered_at, shared_at, the};
+use super::{Allocation, current_device, is_device, managed_at, registered_at, shared_at, the};
 use crate::client::{Client, client};
 use crate::current;
 use crate::sys::caller;
@@ -50,6 +50,31 @@ fn registered(at: usize, attributes: &[u32]) -> Result<Option<Values>, u32> {
     Ok(Some(attributes.iter().map(value).collect()))
 }
 
+/// What is said of managed memory. The driver knows it as memory of the host that is registered.
+fn managed(of: &Allocation, at: usize, attributes: &[u32]) -> Result<Values, u32> {
+    /// `CU_POINTER_ATTRIBUTE_P2P_TOKENS` and `…_SYNC_MEMOPS`; `CU_MEMORYTYPE_DEVICE`.
+    const TOKENS: u32 = 5;
+    const SYNC: u32 = 6;
+    const DEVICE: u64 = 2;
+    let [_, kind, reached, pointer, managed, ordinal, first, size] = OF_REGISTERED;
+    let value = |(attribute, known): (&u32, _)| {
+        let word = match *attribute {
+            known if known == kind => DEVICE,
+            known if [reached, pointer].contains(&known) => at as u64,
+            known if [managed, SYNC].contains(&known) => 1,
+            known if known == ordinal => of.device as u32 as u64,
+            known if known == first => of.start,
+            known if known == size => of.len,
+            TOKENS => return (code::INVALID_VALUE, [0; 16]),
+            _ => return known,
+        };
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&word.to_ne_bytes());
+        (0, bytes)
+    };
+    Ok(attributes.iter().zip(ask(at, attributes)?).map(value).collect())
+}
+
 /// Is it an address that the driver knows?
 fn is_known(client: &Client, at: usize) -> bool {
     is_device(client, at) || WINDOW.contains(&(at as u64))
@@ -67,10 +92,19 @@ fn get(at: usize, attributes: &[u32]) -> Result<Values, u32> {
             .map(|(known, rest)| if known.0 == 0 { known } else { rest })
             .collect());
     }
+    if let Some(of) = managed_at(&*client()?, at as u64) {
+        return managed(&of, at, attributes);
+    }
     if !is_known(&*client()?, at) {
         return Ok(vec![(code::INVALID_VALUE, [0; 16]); attributes.len()]);
     }
     ask(at, attributes)
+}
+
+/// Whether an address is of managed memory of the driver's own, which this process does not have.
+pub(super) fn is_managed_there(at: u64) -> Result<bool, u32> {
+    let [.., managed, _, _, _] = OF_REGISTERED;
+    Ok(ask(at as usize, &[managed])?.first().is_some_and(|(code, value)| *code == 0 && value[0] != 0))
 }
 
 /// Asks the driver.

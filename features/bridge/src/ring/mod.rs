@@ -362,10 +362,10 @@ impl Far {
         self.memory.address(self.memory.place(self.answered) + 64)
     }
 
-    /// Where all payloads of answers go, and how many bytes that is.
+    /// The memory of requests and answers, and its length in bytes.
     #[must_use]
-    pub fn rooms(&self) -> (u64, u64) {
-        (self.memory.address(self.memory.place(0)), (PLACES * PLACE) as u64)
+    pub fn pinnable(&self) -> (u64, u64) {
+        (self.memory.address(HEADS), (self.memory.ring() + PLACES * PLACE) as u64)
     }
 
     /// Gives an answer.

@@ -20,7 +20,7 @@ use vm_cuda_api::{FUNCTIONS, Kind, Object, number};
 
 use super::handles::Layout;
 use super::host::Image;
-use super::lane::{Call, Lane};
+use super::lane::{Call, Lane, PINNED};
 use super::options::Options;
 use super::pack::Refused;
 use super::sys::{self, Word};
@@ -53,13 +53,13 @@ const HANDLERS: [(&str, Handler); 78] = [
     ("cuMemcpyHtoAAsync_v2", to_device),
     ("cuMemcpyAtoH_v2", to_host),
     ("cuMemcpyAtoHAsync_v2", to_host),
-    ("cuMemcpy2D_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
-    ("cuMemcpy2DUnaligned_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
-    ("cuMemcpy2DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Two, parts.reply)),
-    ("cuMemcpy3D_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
-    ("cuMemcpy3DAsync_v2", |call, parts| strided::copy(call, parts.reader, Form::Three, parts.reply)),
-    ("cuMemcpy3DPeer", |call, parts| strided::copy(call, parts.reader, Form::Peer, parts.reply)),
-    ("cuMemcpy3DPeerAsync", |call, parts| strided::copy(call, parts.reader, Form::Peer, parts.reply)),
+    ("cuMemcpy2D_v2", |call, parts| strided::copy(call, parts, Form::Two)),
+    ("cuMemcpy2DUnaligned_v2", |call, parts| strided::copy(call, parts, Form::Two)),
+    ("cuMemcpy2DAsync_v2", |call, parts| strided::copy(call, parts, Form::Two)),
+    ("cuMemcpy3D_v2", |call, parts| strided::copy(call, parts, Form::Three)),
+    ("cuMemcpy3DAsync_v2", |call, parts| strided::copy(call, parts, Form::Three)),
+    ("cuMemcpy3DPeer", |call, parts| strided::copy(call, parts, Form::Peer)),
+    ("cuMemcpy3DPeerAsync", |call, parts| strided::copy(call, parts, Form::Peer)),
     ("cuLaunchHostFunc", |call, parts| callbacks::add(call, parts.reader, control::FUNCTION)),
     ("cuStreamAddCallback", |call, parts| callbacks::add(call, parts.reader, control::CALLBACK)),
     ("cuGraphKernelNodeGetParams", nodes::kernel_of),
@@ -433,7 +433,8 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
     let mut words = end_of(call, reader)?;
     let count = reader.word()?;
     let stream = stream_of(call, reader)?;
-    let from = match reader.word()? {
+    let host = reader.word()?;
+    let from = match host {
         0 if count > CHUNK as u64 => return Err(Refused::Malformed),
         0 => {
             if stream.is_some_and(|stream| records(call, stream)) {
@@ -452,8 +453,12 @@ fn to_device(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
     if stream.is_none() || call.asks {
         call.pass();
     }
+    let source = (host == 0).then(|| parts.lane.source(call, (from, count as usize), stream.is_some()));
+    let from = source.as_ref().map_or(from, |source| source.place);
     words.extend([from, count].into_iter().chain(stream));
-    copy(call, &words)
+    let result = copy(call, &words)?;
+    let waits = result == 0 && source.is_some_and(|source| source.waits);
+    Ok(stream.filter(|_| waits).map_or(result, |stream| call.wait_for(stream)))
 }
 
 /// The device's end, count, stream, host address or 0; with 0 the bytes are returned.
@@ -474,9 +479,8 @@ fn to_host(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
             if stream.is_none() {
                 call.pass();
             }
-            let driver = call.session.driver();
-            if count == CHUNK as u64 {
-                parts.lane.pin(driver);
+            if count >= PINNED as u64 {
+                parts.lane.pin(call.session);
             }
             let mut bytes = if parts.lane.room.is_some() { Vec::new() } else { vec![0; count as usize] };
             let to = parts.lane.room.unwrap_or_else(|| sys::place_mut(&mut bytes));

@@ -17,7 +17,7 @@ use super::host::{Image, NODE};
 use super::pack::{self, Refused};
 use super::reach::Checked;
 use super::session::{Claim, Session, SessionError};
-use super::sys::{self, Driver, Word};
+use super::sys::{self, Word};
 use super::{facts, hand, nvml, prints};
 use crate::calls::{MODES, Mode};
 use crate::orders;
@@ -149,6 +149,17 @@ fn start(session: &Arc<Session>, mut transport: impl Transport + Send + 'static)
 /// The most memory of a lane: a request, an answer, a read buffer and a stack.
 const MEMORY: u64 = 2 * PAYLOAD as u64 + BUFFER as u64 + (64 << 10);
 
+/// Copies of so many bytes are from memory that is registered.
+pub(super) const PINNED: usize = 128 << 10;
+
+/// Bytes of a request, for a copy. It lives until the call has returned.
+pub(super) struct Source {
+    pub(super) place: u64,
+    /// Whether the stream must be waited for before the next request.
+    pub(super) waits: bool,
+    _bytes: Vec<u8>,
+}
+
 /// How requests come and answers go.
 pub(super) trait Transport {
     /// The next request, its payload in `payload`, but bytes for the driver that stay where they are; `None` when there are no more.
@@ -165,12 +176,12 @@ pub(super) trait Transport {
     fn room(&self) -> Option<u64> {
         None
     }
-    /// Where all rooms are, and how many bytes that is: memory that can be made known to the driver.
-    fn rooms(&self) -> Option<(u64, u64)> {
+    /// The memory of all requests and answers, and its length, if the driver can register it.
+    fn pinnable(&self) -> Option<(u64, u64)> {
         None
     }
-    /// The driver may keep the memory of the rooms pinned after the lane's end.
-    fn keep_rooms(&mut self) {}
+    /// Keeps that memory after the lane's end: the driver may still have it pinned.
+    fn keep_pinned(&mut self) {}
     /// Sends an answer of so many bytes that are in their room.
     fn answer_there(&mut self, code: u32, _len: usize) -> Result<(), SessionError> {
         self.answer(code, &[])
@@ -315,11 +326,11 @@ impl Transport for Ring {
         Some(self.ring.room())
     }
 
-    fn rooms(&self) -> Option<(u64, u64)> {
-        Some(self.ring.rooms())
+    fn pinnable(&self) -> Option<(u64, u64)> {
+        Some(self.ring.pinnable())
     }
 
-    fn keep_rooms(&mut self) {
+    fn keep_pinned(&mut self) {
         self.claim.take().into_iter().for_each(Claim::leak);
     }
 
@@ -347,8 +358,8 @@ pub struct Lane {
     pub(super) room: Option<u64>,
     /// How many bytes of it were written there.
     pub(super) there: Option<usize>,
-    /// Where all rooms are.
-    rooms: Option<(u64, u64)>,
+    /// The memory of requests and answers that the driver can register.
+    pinnable: Option<(u64, u64)>,
     /// The driver's result of registering them. `None` before the attempt.
     pinned: Option<u32>,
 }
@@ -441,21 +452,21 @@ impl Lane {
             memory: Vec::new(),
             room: None,
             there: None,
-            rooms: None,
+            pinnable: None,
             pinned: None,
         }
     }
 
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
-        self.rooms = transport.rooms();
+        self.pinnable = transport.pinnable();
         let result = self.serve_all(transport);
         if let Some(marks) = &self.marks {
             marks.end(&self.session);
         }
-        if let (Some((at, _)), Some(0)) = (self.rooms, self.pinned) {
+        if let (Some((at, _)), Some(0)) = (self.pinnable, self.pinned) {
             let result = self.session.driver().named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
             if result != 0 {
-                transport.keep_rooms();
+                transport.keep_pinned();
             }
         }
         result
@@ -594,15 +605,29 @@ impl Lane {
         }
     }
 
-    /// Makes the memory of answers known to the driver, once: copies to it are then not staged. Where that fails they are.
-    pub(super) fn pin(&mut self, driver: &Driver) {
+    /// Registers the lane's memory with the driver, once: the device then reads and writes it itself. Where that fails the driver stages its copies.
+    ///
+    /// During a capture it waits for another copy: some drivers end captures then.
+    pub(super) fn pin(&mut self, session: &Session) {
         const PORTABLE: u64 = 1;
-        if let (Some((at, len)), None) = (self.rooms, self.pinned) {
+        if let (Some((at, len)), None, false) = (self.pinnable, self.pinned, session.may_capture()) {
             let words = [Word::Is(at), Word::Is(len), Word::Is(PORTABLE)];
-            let result = driver.named("cuMemHostRegister_v2", &words, &mut []);
-            tracing::debug!(result, "the memory of a lane's answers is registered");
+            let result = session.driver().named("cuMemHostRegister_v2", &words, &mut []);
+            tracing::debug!(result, "the memory of a lane is registered");
             self.pinned = Some(result);
         }
+    }
+
+    /// Where the driver reads bytes of a request for a copy, in a stream or not. The next request may overwrite them, and the driver reads registered
+    /// memory only when the stream comes to it: few bytes are copied, and a copy of many is waited for, as the driver itself may do.
+    pub(super) fn source(&mut self, call: &Call<'_>, (place, len): (u64, usize), in_stream: bool) -> Source {
+        if len >= PINNED {
+            self.pin(call.session);
+        }
+        let is_late = in_stream && call.bulk.is_some() && self.pinned == Some(0);
+        let bytes = if is_late && len < PINNED { sys::bytes(place, len) } else { Vec::new() };
+        let place = if bytes.is_empty() { place } else { sys::place(&bytes) };
+        Source { place, waits: is_late && len >= PINNED, _bytes: bytes }
     }
 
     /// Takes a part of an image.

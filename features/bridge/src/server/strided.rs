@@ -2,20 +2,17 @@
 
 use vm_cuda_api::Object;
 
-use super::lane::Call;
+use super::hand::Parts;
+use super::lane::{Call, Source};
 use super::pack::Refused;
 use super::reach::reach;
 use super::sys::{self, Word};
 use crate::wire::strided::{ARRAY, DEVICE, Form, HOST};
-use crate::wire::{CHUNK, Reader, code, put_bytes};
+use crate::wire::{CHUNK, code, put_bytes};
 
 /// A copy's structure, with a stream behind it where the function has one.
-pub(super) fn copy(
-    call: &mut Call<'_>,
-    mut reader: Reader<'_>,
-    form: Form,
-    reply: &mut Vec<u8>,
-) -> Result<u32, Refused> {
+pub(super) fn copy(call: &mut Call<'_>, parts: Parts<'_>, form: Form) -> Result<u32, Refused> {
+    let Parts { lane, mut reader, reply } = parts;
     let mut words: Vec<u64> = (0..form.words()).map(|_| reader.word()).collect::<Result<_, _>>()?;
     let stream = reader.word()?;
     let has_stream = vm_cuda_api::FUNCTIONS[call.number].parameters.len() == 2;
@@ -23,6 +20,7 @@ pub(super) fn copy(
     let size = form.size(&words);
     let mut packed: Vec<u8> = Vec::new();
     let mut returns = false;
+    let mut source = None;
     let mut records = false;
     for (is_target, end) in form.ends().into_iter().enumerate().map(|(at, end)| (at == 1, end)) {
         if let Some(context) = end.context {
@@ -52,11 +50,12 @@ pub(super) fn copy(
                     returns = true;
                     sys::place_mut(&mut packed)
                 } else {
-                    match call.bulk {
+                    let place = match call.bulk {
                         Some((place, there)) if there >= len => place,
                         Some(_) => return Err(Refused::Malformed),
                         None => sys::place(reader.last(len)?),
-                    }
+                    };
+                    source.insert(lane.source(call, (place, len), stream.is_some())).place
                 };
             }
             _ => return Err(code::NOT_SUPPORTED.into()),
@@ -70,10 +69,11 @@ pub(super) fn copy(
     }
     let arguments: Vec<Word> = [Word::At(0)].into_iter().chain(stream.map(Word::Is)).collect();
     let mut result = call.make(&arguments, &mut words)?;
+    let waits = result == 0 && (returns || source.is_some_and(|source: Source| source.waits));
+    if let Some(stream) = stream.filter(|_| waits) {
+        result = call.wait_for(stream);
+    }
     if returns {
-        if let Some(stream) = stream.filter(|_| result == 0) {
-            result = call.wait_for(stream);
-        }
         put_bytes(reply, &packed);
     }
     Ok(result)

@@ -10,6 +10,7 @@ use crate::{
     pool, sys, virtual_memory,
 };
 use std::ffi::c_void;
+use vm_cuda_api::hints;
 
 /// Writes an attribute's value in its C type.
 fn put_value(at: *mut c_void, value: Value) -> Result {
@@ -19,6 +20,16 @@ fn put_value(at: *mut c_void, value: Value) -> Result {
         Value::Pair(value) => sys::write(at.cast(), value),
     }
     .ok_or(Error::InvalidValue)
+}
+
+/// Writes numbers one after the other.
+fn put_numbers(to: *mut c_void, numbers: &[i32]) -> Result {
+    let mut place = to.cast::<i32>();
+    for number in numbers {
+        sys::write(place, *number).ok_or(Error::InvalidValue)?;
+        place = place.wrapping_add(1);
+    }
+    Ok(())
 }
 
 api! {
@@ -194,19 +205,36 @@ api! {
     6000 fn cuPointerSetAttribute(value: *const c_void, attribute: i32, ptr: u64) {
         pointer::set(attribute, ptr, sys::read(value.cast::<u32>()))
     }
-    12020 fn cuMemAdvise_v2(dptr: u64, count: usize, advice: i32, location: u64) { memory::advise(dptr, count, advice, memory::location(location)?) }
+    12020 fn cuMemAdvise_v2(dptr: u64, count: usize, advice: i32, location: u64) {
+        memory::advise(dptr, count, advice, hints::Location::parse(location))
+    }
     12020 fn cuMemPrefetchAsync_v2(dptr: u64, count: usize, location: u64, flags: u32, hStream: u64) / cuMemPrefetchAsync_v2_ptsz as own {
-        let location = memory::location(location)?;
         if flags != 0 {
             return Err(Error::InvalidValue);
         }
-        memory::hint(dptr, count, location)?;
-        crate::stream::submit(stream(hStream, own), crate::stream::Work::Nothing)
+        memory::prefetch(dptr, count, hints::Location::parse(location), stream(hStream, own))
     }
-    8000 fn cuMemAdvise(dptr: u64, count: usize, advice: i32, device: i32) { memory::advise(dptr, count, advice, device) }
+    8000 fn cuMemAdvise(dptr: u64, count: usize, advice: i32, device: i32) {
+        memory::advise(dptr, count, advice, Some(hints::Location::of_device(device)))
+    }
     8000 fn cuMemPrefetchAsync(dptr: u64, count: usize, device: i32, hStream: u64) / cuMemPrefetchAsync_ptsz as own {
-        memory::hint(dptr, count, device)?;
-        crate::stream::submit(stream(hStream, own), crate::stream::Work::Nothing)
+        memory::prefetch(dptr, count, Some(hints::Location::of_device(device)), stream(hStream, own))
+    }
+    8000 fn cuMemRangeGetAttribute(data: *mut c_void, dataSize: usize, attribute: i32, dptr: u64, count: usize) {
+        put_numbers(data, &memory::range_attribute(dptr, count, attribute, dataSize)?)
+    }
+    8000 fn cuMemRangeGetAttributes(data: *const u64, dataSizes: *const usize, attributes: *const i32, numAttributes: usize, dptr: u64, count: usize) {
+        for at in 0..numAttributes.min(1024) {
+            let word = |place: *const u64| sys::read_at(place, at).ok_or(Error::InvalidValue);
+            let (place, size) = (word(data)?, word(dataSizes.cast())?);
+            let attribute = sys::read_at(attributes, at).ok_or(Error::InvalidValue)?;
+            let place = std::ptr::with_exposed_provenance_mut(place as usize);
+            put_numbers(place, &memory::range_attribute(dptr, count, attribute, size as usize)?)?;
+        }
+        Ok(())
+    }
+    6000 fn cuStreamAttachMemAsync(hStream: u64, dptr: u64, length: usize, flags: u32) / cuStreamAttachMemAsync_ptsz as own {
+        memory::attach(dptr, length, flags, stream(hStream, own))
     }
 }
 
