@@ -438,9 +438,10 @@ impl<'b> Maker<'b> {
             3 => k.map([other], [other, sum, column, row], |i, j, [x, y, z, w]| {
                 [self.on_values(vec![i, j, x, y, z, w], element)]
             }),
-            // Two at once; the one that is computed first is also read.
+            // Two at once: what one had may be the other's result.
             _ => k.map([other, sum], [sum, other], |i, j, [x, y]| {
-                [self.on_values(vec![i, j, x, y], element), x]
+                let kept = if element == Scalar::F32 && self.random.below(2) == 0 { y } else { x };
+                [self.on_values(vec![i, j, x, y], element), kept]
             }),
         }
     }

@@ -350,6 +350,16 @@ impl<'k> Writer<'k> {
                     result.push(self.get(value, 0));
                 }
             }
+            // A result that is what a source has is read before the results of other targets go there.
+            for (number, result) in results.iter_mut().enumerate() {
+                for reg in result {
+                    if targets[..number].iter().any(|(_, regs)| regs.contains(reg)) {
+                        let taken = self.asm.new_reg(reg.class);
+                        self.mov(taken, *reg);
+                        *reg = taken;
+                    }
+                }
+            }
             for (number, ((fragment, regs), result)) in targets.iter().zip(&results).enumerate() {
                 let (narrowed, halves) = (&narrowed[number], &mut halves[number]);
                 let (fours, kept) = (&mut fours[number], kept[number]);
