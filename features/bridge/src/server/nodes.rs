@@ -24,6 +24,7 @@ use super::host::{Charge, EDGE, NODE, cost};
 use super::lane::Call;
 use super::pack::{self, Refused};
 use super::reach::reach;
+use super::session::Session;
 use super::special::{self, ALLOCATION_BYTES, OPERATION_BYTES};
 use super::staged::{self, Plan};
 use super::sys::{self, Driver, Word};
@@ -498,6 +499,18 @@ fn of_layout(layout: &Layout) -> u64 {
     end.saturating_add(PLACE * layout.len() as u64)
 }
 
+/// Returns the same for a function or a kernel by its driver handle, which the program may not know.
+fn of_kernel(session: &Session, object: Object, real: u64) -> Result<u64, u32> {
+    let id = session.handles().id(object, real);
+    let Some(id) = id else {
+        let name = if object == Object::Kernel { "cuKernelGetParamInfo" } else { "cuFuncGetParamInfo" };
+        return Ok(of_layout(&session.layout(name, real)?));
+    };
+    session.lay_out(id)?;
+    let handles = session.handles();
+    Ok(of_layout(handles.function(id)?.1.ok_or(code::INVALID_HANDLE)?))
+}
+
 /// Returns how much more than its payload a launch needs in a graph.
 pub(super) fn of_launch(call: &Call<'_>, effect: Effect, payload: &[u8]) -> u64 {
     let id = Reader(payload).word();
@@ -521,12 +534,11 @@ fn of_node(call: &Call<'_>, node: u64, kind: u64, known: &mut HashMap<u64, u64>)
             }
             let [function, kernel] = [memory[0], memory[LIBRARY_KERNEL]];
             let real = if function == 0 { kernel } else { function };
-            let ask = || {
+            *known.entry(real).or_insert_with(|| {
                 let is_kernel = function == 0 || call.session.handles().knows(Object::Kernel, real);
-                let name = if is_kernel { "cuKernelGetParamInfo" } else { "cuFuncGetParamInfo" };
-                call.session.layout(name, real).map_or(MOST_PARAMETERS, |layout| of_layout(&layout))
-            };
-            *known.entry(real).or_insert_with(ask)
+                let object = if is_kernel { Object::Kernel } else { Object::Function };
+                of_kernel(call.session, object, real).unwrap_or(MOST_PARAMETERS)
+            })
         }
         node::VALUES => {
             let mut memory = [0; 4];
