@@ -107,6 +107,9 @@ pub(crate) const CONTROL_ANSWER: Duration = Duration::from_secs(5);
 /// A process that holds a lock for a moment, or has just ended, has let go of it, and so have the children that it made.
 pub(crate) const FILE_LOCK: Duration = Duration::from_secs(2);
 
+/// How often a request that waits for a guest checks that its client is still connected.
+pub(crate) const CALLER_CHECK: Duration = Duration::from_secs(1);
+
 /// A client of the daemon completes a request's head, and then its body.
 pub(crate) const API_CLIENT: Duration = Duration::from_secs(10);
 

@@ -6,19 +6,24 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vm_bridge::calls::{MODES, Mode};
 use vm_bridge::orders;
 use vm_bridge::ring::Taken;
 use vm_bridge::server::{Driver, HostMemory, Lane, Session, serve};
-use vm_bridge::wire::{CHUNK, Header, VERSION, WINDOW, control, own, put, put_bytes};
-use vm_cuda_api::number;
+use vm_bridge::wire::{CHUNK, Header, VERSION, WINDOW, control, node, own, put, put_bytes};
+use vm_cuda_api::{FUNCTIONS, Kind, Object, number};
 
 /// Keeps the driver's library built.
 use vm_cuda_fake as _;
 
 const OK: u32 = 0;
 const OUT_OF_MEMORY: u32 = 2;
+const NOT_SUPPORTED: u32 = 801;
 const MIB: u64 = 1 << 20;
 const BUDGET: u64 = 32 * MIB;
+/// Bytes of the parameters of the kernel `large`, and graphs of a conditional node.
+const LARGE: u64 = 32_000;
+const BODIES: u64 = 1000;
 
 static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| {
     let path: PathBuf =
@@ -35,6 +40,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 struct Program {
     connection: UnixStream,
     session: Arc<Session>,
+    host: HostMemory,
+    context: u64,
     lanes: [Lane; 2],
     ticket: u64,
     /// Where the last window was tried.
@@ -45,16 +52,18 @@ struct Program {
 impl Program {
     fn new() -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = Arc::new(Session::new(DRIVER.clone()).with_host_memory(HostMemory::new(BUDGET)));
+        let host = HostMemory::new(BUDGET);
+        let session = Arc::new(Session::new(DRIVER.clone()).with_host_memory(host.clone()));
         let (connection, far) = UnixStream::pair().expect("a connection");
         let served = session.clone();
         std::thread::spawn(move || serve(&far, &served));
         let lanes = [Lane::new(session.clone()), Lane::new(session.clone())];
-        let mut program = Self { connection, session, lanes, ticket: 0, mapped: 0, _alone: alone };
+        let mut program =
+            Self { connection, session, host, context: 0, lanes, ticket: 0, mapped: 0, _alone: alone };
         assert_eq!(program.order([control::HELLO, VERSION.into(), 0, 0], &[]), 0);
         for lane in 0..2 {
-            let context = program.call(lane, "cuDevicePrimaryCtxRetain", &[1, 0]).1[0];
-            assert_eq!(program.call(lane, "cuCtxSetCurrent", &[context]).0, OK);
+            program.context = program.get("cuDevicePrimaryCtxRetain", &[1, 0]);
+            assert_eq!(program.call(lane, "cuCtxSetCurrent", &[program.context]).0, OK);
         }
         program
     }
@@ -76,6 +85,13 @@ impl Program {
         words.iter().for_each(|word| put(&mut payload, *word));
         let (code, words) = self.send(lane, number(name).expect(name) as u16, true, &payload);
         (code.expect("an answer"), words)
+    }
+
+    /// Makes a call that succeeds, and returns its first word.
+    fn get(&mut self, name: &str, words: &[u64]) -> u64 {
+        let (code, words) = self.call(0, name, words);
+        assert_eq!(code, OK, "{name}");
+        words.first().copied().unwrap_or(0)
     }
 
     /// Sends a part of an image without waiting for an answer, and returns the result of the next call.
@@ -121,16 +137,112 @@ impl Program {
         count
     }
 
-    /// Returns a kernel of the fake driver and an empty graph.
+    /// Returns the kernel `store` of the fake driver and an empty graph.
     fn kernel_and_graph(&mut self) -> [u64; 2] {
+        [self.kernel(b"store\0"), self.get("cuGraphCreate", &[1, 0])]
+    }
+
+    /// Returns a kernel of the fake driver.
+    fn kernel(&mut self, name: &[u8]) -> u64 {
         assert_eq!(self.send(0, own::IMAGE, true, b"vm-cuda-fake\n\0").0, Some(OK));
         let module = self.call(0, "cuModuleLoadDataEx", &[0, 0, 0]).1[1];
         let mut payload = Vec::new();
-        [1, module, 5].iter().for_each(|word| put(&mut payload, *word));
-        put_bytes(&mut payload, b"store\0");
+        [1, module, name.len() as u64 - 1].iter().for_each(|word| put(&mut payload, *word));
+        put_bytes(&mut payload, name);
         let (code, words) = self.send(0, number("cuModuleGetFunction").unwrap() as u16, true, &payload);
         assert_eq!(code, Some(OK));
-        [words[0], self.call(0, "cuGraphCreate", &[1, 0]).1[0]]
+        words[0]
+    }
+
+    /// Returns the parameters of a node of a kind, as small or as large as they may be, and the bytes that a driver needs for them.
+    fn parameters(&mut self, graph: u64, kind: u64, large: bool) -> (Vec<u64>, u64) {
+        const WRITE_VALUE: u64 = 2;
+        const SWITCH: u64 = 2;
+        const DESCRIPTIONS: usize = node::DESCRIPTIONS as usize * node::DESCRIPTION / 8;
+        let one = 1 | 1 << 32;
+        let memory = self.get("cuMemAlloc_v2", &[1, 4096]);
+        let mut words = vec![kind];
+        let bytes = match (kind, large) {
+            (node::KERNEL, _) => {
+                let name: &[u8] = if large { b"large\0" } else { b"empty\0" };
+                words.extend([self.kernel(name), one, one, one, 0, 0]);
+                words.extend(&[7; LARGE as usize / 8][..if large { LARGE as usize / 8 } else { 0 }]);
+                if large { LARGE } else { 0 }
+            }
+            (node::COPY, _) => {
+                let mut copy = [0; 25];
+                (copy[4], copy[6], copy[15], copy[17]) = (2, memory, 2, memory + 64);
+                (copy[9], copy[20]) = (64, 64);
+                copy[22..].copy_from_slice(&[64, 1, 1]);
+                words.push(0);
+                words.extend(copy);
+                200
+            }
+            (node::FILL_KIND, _) => {
+                words.extend([memory, 0, 7 | 4 << 32, 16, 1, 0]);
+                40
+            }
+            (node::FUNCTION, _) => {
+                words.extend([1, 2]);
+                16
+            }
+            (node::GRAPH, _) => {
+                let child = self.get("cuGraphCreate", &[1, 0]);
+                let bytes = self.add(child, node::KERNEL, large).1;
+                words.push(child);
+                bytes
+            }
+            (node::WAIT | node::RECORD, _) => {
+                words.push(self.get("cuEventCreate", &[1, 0]));
+                8
+            }
+            (node::ALLOCATE, _) => {
+                // Pinned memory of device 0.
+                words.extend([1, 1, 0, 0, node::DESCRIPTIONS]);
+                words.extend([0; DESCRIPTIONS]);
+                words.push(4096);
+                8 * (node::ALLOCATION + DESCRIPTIONS) as u64
+            }
+            (node::VALUES, _) => {
+                let count = if large { node::OPERATIONS } else { 1 };
+                words.extend([0, count, 0]);
+                (0..count).for_each(|_| words.extend([WRITE_VALUE, memory, 5, 0, 0, 0]));
+                8 * node::OPERATION as u64 * count
+            }
+            (node::CONDITIONAL, _) => {
+                let handle = self.get("cuGraphConditionalHandleCreate", &[1, graph, 0, 0, 0]);
+                words.extend([handle, SWITCH | BODIES << 32, 0]);
+                BODIES * 1024
+            }
+            _ => 0,
+        };
+        (words, bytes)
+    }
+
+    /// Adds a node, and returns it with the bytes of its parameters.
+    fn add(&mut self, graph: u64, kind: u64, large: bool) -> (u64, u64) {
+        let (mut words, bytes) = self.parameters(graph, kind, large);
+        words.extend([1, graph, 0, 0, 0]);
+        (self.get("cuGraphAddNode", &words), bytes)
+    }
+
+    /// Makes a call whose parameters are these objects, after the parameters of a node, and returns its result and the bytes that it was charged.
+    fn charged(&mut self, name: &str, parameters: &[u64], objects: &[(Object, u64)]) -> (u32, u64) {
+        let mut words = parameters.to_vec();
+        let mut left = objects.to_vec();
+        for (at, parameter) in FUNCTIONS[number(name).expect(name)].parameters.iter().enumerate() {
+            words.push(match parameter.kind {
+                Kind::Handle(object) => match left.iter().position(|(of, _)| *of == object) {
+                    Some(at) => left.remove(at).1,
+                    None => 0,
+                },
+                Kind::Pointer { .. } if at == 0 => 1,
+                _ => 0,
+            });
+        }
+        let before = self.host.left();
+        let (code, _) = self.call(0, name, &words);
+        (code, before.saturating_sub(self.host.left()))
     }
 }
 
@@ -329,4 +441,187 @@ fn a_capture_without_end_is_refused() {
     assert!(program.windows() < BUDGET / MIB / 4);
     assert_eq!(program.call(0, "cuGraphDestroy", &[words[0]]).0, OK);
     assert!(program.windows() > BUDGET / MIB / 2);
+}
+
+/// Returns whether a function makes or grows graph nodes: in a graph, in a copy of a graph, or by a capture.
+fn changes_nodes(name: &str) -> bool {
+    let is_of_graph = name.starts_with("cuGraphAdd") && name.contains("Node")
+        || name.contains("NodeSetParams")
+        || ["cuGraphClone", "cuGraphInstantiate", "cuGraphExecUpdate"]
+            .iter()
+            .any(|begin| name.starts_with(begin));
+    let is_captured =
+        ["cuLaunch", "cuStreamBatchMemOp", "cuGraphLaunch"].iter().any(|begin| name.starts_with(begin));
+    (is_of_graph || is_captured) && !name.ends_with("_ptsz") && !name.ends_with("_ptds")
+}
+
+#[test]
+fn every_function_that_makes_or_grows_a_node_charges_its_parameters() {
+    const ALL: [u64; 11] = [
+        node::KERNEL,
+        node::COPY,
+        node::FILL_KIND,
+        node::FUNCTION,
+        node::GRAPH,
+        node::EMPTY,
+        node::WAIT,
+        node::RECORD,
+        node::ALLOCATE,
+        node::VALUES,
+        node::CONDITIONAL,
+    ];
+    let (mut checked, mut short) = (0, Vec::new());
+    for (at, function) in FUNCTIONS.iter().enumerate() {
+        let name = function.name.as_str();
+        if MODES[at] == Mode::Unsupported || !changes_nodes(name) {
+            continue;
+        }
+        let is_setter = name.contains("NodeSetParams");
+        let kinds = match (node::kind(name), name) {
+            (Some(kind), _) => vec![kind],
+            (None, "cuGraphAddNode" | "cuGraphAddNode_v2") => ALL.to_vec(),
+            // The driver rejects the other kinds.
+            (None, "cuGraphNodeSetParams") => vec![node::KERNEL, node::VALUES],
+            (None, "cuGraphExecNodeSetParams") => vec![node::KERNEL, node::VALUES, node::GRAPH],
+            (None, _) => vec![node::GRAPH],
+        };
+        for kind in kinds {
+            let (charged, bytes) = charge(&mut Program::new(), name, kind, is_setter);
+            checked += 1;
+            if charged < bytes {
+                short.push(format!("{name} of kind {kind}: {charged} for {bytes}"));
+            }
+        }
+    }
+    assert!(checked > 50 && short.is_empty(), "{checked} checked, charged too little: {short:#?}");
+}
+
+/// Calls a function that makes or grows a node of a kind. Returns the bytes charged and the bytes of the node's parameters.
+fn charge(program: &mut Program, name: &str, kind: u64, is_setter: bool) -> (u64, u64) {
+    let graph = program.get("cuGraphCreate", &[1, 0]);
+    let of = (Object::Graph, graph);
+    let (code, charged, bytes) = match name {
+        _ if is_setter => {
+            let (node, small) = program.add(graph, kind, false);
+            let exec = program.get("cuGraphInstantiateWithFlags", &[1, graph, 0]);
+            let (mut parameters, large) = program.parameters(graph, kind, true);
+            let mut objects =
+                vec![(Object::Exec, exec), (Object::Node, node), (Object::Context, program.context)];
+            if name == "cuGraphExecChildGraphNodeSetParams" {
+                objects.push((Object::Graph, parameters[1]));
+                parameters.clear();
+            }
+            let (code, charged) = program.charged(name, &parameters, &objects);
+            // The same parameters again replace the ones that are charged.
+            assert_eq!(program.charged(name, &parameters, &objects), (OK, 0), "{name} of kind {kind}");
+            (code, charged, large - small)
+        }
+        "cuGraphAddEmptyNode" => {
+            let (code, charged) = program.charged(name, &[], &[of]);
+            (code, charged, 8)
+        }
+        "cuGraphAddEventRecordNode" | "cuGraphAddEventWaitNode" => {
+            let event = program.get("cuEventCreate", &[1, 0]);
+            let (code, charged) = program.charged(name, &[], &[of, (Object::Event, event)]);
+            (code, charged, 8)
+        }
+        "cuGraphAddMemFreeNode" => {
+            let (mut words, _) = program.parameters(graph, node::ALLOCATE, true);
+            words.extend([1, graph, 0, 0, 0]);
+            let (code, words) = program.call(0, "cuGraphAddMemAllocNode", &words);
+            assert_eq!(code, OK);
+            let before = program.host.left();
+            let (code, _) = program.call(0, name, &[1, graph, 0, 0, words[1]]);
+            (code, before - program.host.left(), 8)
+        }
+        "cuGraphAddChildGraphNode" => {
+            let (words, bytes) = program.parameters(graph, kind, true);
+            let (code, charged) = program.charged(name, &[], &[of, (Object::Graph, words[1])]);
+            (code, charged, bytes)
+        }
+        _ if name.starts_with("cuGraphAdd") => {
+            let (parameters, bytes) = program.parameters(graph, kind, true);
+            let (code, charged) =
+                program.charged(name, &parameters, &[of, (Object::Context, program.context)]);
+            (code, charged, bytes)
+        }
+        "cuGraphExecUpdate" | "cuGraphExecUpdate_v2" => {
+            let (_, small) = program.add(graph, kind, false);
+            let exec = program.get("cuGraphInstantiateWithFlags", &[1, graph, 0]);
+            let larger = program.get("cuGraphCreate", &[1, 0]);
+            let (_, large) = program.add(larger, kind, true);
+            let before = program.host.left();
+            let (code, words) = program.call(0, name, &[exec, larger]);
+            assert_eq!(words[0], u64::from(OK));
+            (code, before - program.host.left(), large - small)
+        }
+        _ if name.starts_with("cuGraphClone") || name.starts_with("cuGraphInstantiate") => {
+            let kinds = [node::KERNEL, node::VALUES, node::GRAPH];
+            let bytes = kinds.into_iter().map(|kind| program.add(graph, kind, true).1).sum();
+            let before = program.host.left();
+            let words: &[u64] =
+                if name.contains("WithParams") { &[graph, 0, 0] } else { &[1, graph, 0, 0, 0] };
+            let (code, _) = program.call(0, name, words);
+            (code, before - program.host.left(), bytes)
+        }
+        _ => return charge_of_capture(program, name, graph),
+    };
+    assert_eq!(code, OK, "{name} of kind {kind}");
+    (charged, bytes)
+}
+
+/// The same for a function that is captured. Returns the smaller charge of those during and after the capture.
+fn charge_of_capture(program: &mut Program, name: &str, graph: u64) -> (u64, u64) {
+    let one = 1 | 1 << 32;
+    let stream = program.get("cuStreamCreate", &[1, 1]);
+    let mut words = match name {
+        "cuLaunchKernel" | "cuLaunchCooperativeKernel" => {
+            vec![program.kernel(b"large\0"), 1, 1, 1, 1, 1, 1, 0, stream]
+        }
+        "cuLaunchKernelEx" => vec![program.kernel(b"large\0"), one, one, one, 0, stream, 0],
+        "cuLaunchHostFunc" => vec![stream, 1, 2, 0],
+        "cuStreamBatchMemOp" | "cuStreamBatchMemOp_v2" => vec![stream, node::OPERATIONS, 1, 0],
+        "cuGraphLaunch" => {
+            program.add(graph, node::KERNEL, true);
+            vec![program.get("cuGraphInstantiateWithFlags", &[1, graph, 0]), stream]
+        }
+        _ => panic!("add a case for {name}"),
+    };
+    let bytes = match name {
+        "cuLaunchHostFunc" => 16,
+        "cuGraphLaunch" => LARGE,
+        _ if name.starts_with("cuStreamBatchMemOp") => {
+            let (values, bytes) = program.parameters(graph, node::VALUES, true);
+            words.extend(&values[4..]);
+            bytes
+        }
+        _ => {
+            words.extend([7; LARGE as usize / 8]);
+            LARGE
+        }
+    };
+    assert_eq!(program.call(0, "cuStreamBeginCapture_v2", &[stream, 2]).0, OK);
+    let before = program.host.left();
+    // The fake driver has no batches of a stream. They are charged before the driver is called.
+    let is_batch = name.starts_with("cuStreamBatchMemOp");
+    let expected = if is_batch { NOT_SUPPORTED } else { OK };
+    assert_eq!(program.call(0, name, &words).0, expected, "{name}");
+    let during = before - program.host.left();
+    program.get("cuStreamEndCapture", &[stream, 1]);
+    let after = before.saturating_sub(program.host.left());
+    (if is_batch { during } else { during.min(after) }, bytes)
+}
+
+#[test]
+fn a_node_that_does_not_fit_is_refused_before_the_driver_makes_it() {
+    let mut program = Program::new();
+    let graph = program.get("cuGraphCreate", &[1, 0]);
+    let (mut words, bytes) = program.parameters(graph, node::CONDITIONAL, true);
+    // Less than the graphs of the node need, and more than any call needs.
+    while program.host.left() > bytes + MIB / 2 {
+        assert_eq!(program.image(0, (program.host.left() - bytes - MIB / 2).min(CHUNK as u64) as usize), OK);
+    }
+    words.extend([1, graph, 0, 0, 0]);
+    assert_eq!(program.call(0, "cuGraphAddNode", &words).0, OUT_OF_MEMORY);
+    assert_eq!(program.call(0, "cuGraphGetNodes", &[graph, 0, 1, 0]), (OK, vec![0]));
 }

@@ -12,6 +12,7 @@
 //! | `say` | `u32` value | prints `said `, the value and a line's end |
 //! | `fail` | | fails as an assertion does |
 //! | `empty` | | nothing |
+//! | `large` | 32,000 bytes | nothing |
 //!
 //! A word is a `u32`, an address a `u64`. A kernel that touches what it may not has done nothing else.
 
@@ -54,10 +55,11 @@ enum Kernel {
     Say,
     Fail,
     Empty,
+    Large,
 }
 
 impl Kernel {
-    const ALL: [(&'static str, Self, &'static [usize]); 10] = [
+    const ALL: [(&'static str, Self, &'static [usize]); 11] = [
         ("fill", Self::Fill, &[8, 8, 4]),
         ("add", Self::Add, &[8, 8, 8, 8]),
         ("copy", Self::Copy, &[8, 8, 8]),
@@ -68,6 +70,7 @@ impl Kernel {
         ("say", Self::Say, &[4]),
         ("fail", Self::Fail, &[]),
         ("empty", Self::Empty, &[]),
+        ("large", Self::Large, &[32_000]),
     ];
 }
 
@@ -172,7 +175,7 @@ impl Kernel {
                 eprintln!("store.c:7: fail: block: [0,0,0], thread: [0,0,0] Assertion `right` failed.");
                 return Err(Error::Assert);
             }
-            Kernel::Poll | Kernel::Condition | Kernel::Empty => {}
+            Kernel::Poll | Kernel::Condition | Kernel::Empty | Kernel::Large => {}
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use crate::{
     error::{Error, Result},
+    ipc::refusal,
     state::{self, State},
     stream::{Mark, Work},
     sys::Shared,
@@ -120,7 +121,7 @@ pub(crate) fn handle(id: u64) -> Result<[u32; 2]> {
 pub(crate) fn open(path: &str) -> Result<u64> {
     let mut state = state::lock();
     let context = state.current()?;
-    let shared = Shared::open(path).map_err(|_| Error::InvalidValue)?;
+    let shared = Shared::open(path).map_err(|error| refusal(&error))?;
     Ok(state.add_event(context, DISABLE_TIMING | INTERPROCESS, Some(Arc::new(shared))))
 }
 

@@ -6,7 +6,7 @@ use crate::{
     memory::{BLOCK, Kind, PAGE, READ_WRITE, Span},
     state, sys,
 };
-use std::{fs::OpenOptions, os::fd::AsRawFd};
+use std::{fs::OpenOptions, io, os::fd::AsRawFd};
 
 const MAGIC: u32 = 0x6661_6b65;
 const EVENT: u32 = 0x6576_6e74;
@@ -30,6 +30,11 @@ pub(crate) fn handle(at: u64) -> Result<Handle> {
     handle[24..32].copy_from_slice(&len.to_le_bytes());
     state.exported.insert(start);
     Ok(handle)
+}
+
+/// Returns why a file of another process cannot be opened: this process may not, or there is none.
+pub(crate) fn refusal(error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::PermissionDenied { Error::NotSupported } else { Error::InvalidValue }
 }
 
 /// `cuIpcOpenMemHandle`: in another process. An open handle has its address again.
@@ -57,10 +62,11 @@ pub(crate) fn open(handle: &Handle, flags: u32) -> Result<u64> {
         return Ok(at);
     }
     let path = format!("/proc/{pid}/fd/{fd}");
-    let ours = std::fs::read_link(&path)
-        .is_ok_and(|name| name.to_string_lossy().starts_with("/memfd:vm-cuda-fake-"));
-    let file = ours.then(|| OpenOptions::new().read(true).write(true).open(&path).ok()).flatten();
-    let file = file.ok_or(Error::InvalidValue)?;
+    let name = std::fs::read_link(&path).map_err(|error| refusal(&error))?;
+    if !name.to_string_lossy().starts_with("/memfd:vm-cuda-fake-") {
+        return Err(Error::InvalidValue);
+    }
+    let file = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| refusal(&error))?;
     let device = state.contexts[&context].device;
     let pages = len.next_multiple_of(PAGE);
     let at = state.arena.take(pages, BLOCK, 0)?;

@@ -5,6 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,7 +19,7 @@ use vm_passthrough::Host;
 use super::home::{GuestHome, LOG, in_folder};
 use super::lines::Lines;
 use super::wire::{AttachRequest, Call, DetachRequest, Message, Outcome, Request, VERSION};
-use crate::deadlines::CONTROL_ANSWER;
+use crate::deadlines::{CALLER_CHECK, CONTROL_ANSWER};
 use crate::json::{GuestEvent, GuestStatus, Refusal, StoppedHow};
 
 /// Most bytes of a line that is read. A guest's readiness may be long.
@@ -49,6 +50,9 @@ pub(crate) enum CallError {
     /// It has ended meanwhile.
     #[error("the guest {0} ended before it answered")]
     Ended(String),
+    /// The [`Caller`] disconnected during the wait.
+    #[error("the client disconnected before the guest {0} answered")]
+    Abandoned(String),
     /// It refused.
     #[error("{}", .0.message)]
     Refused(Refusal),
@@ -62,6 +66,25 @@ pub(crate) enum CallError {
     },
 }
 
+/// The socket of the client that sent a request. The default never disconnects.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caller(Option<Arc<OwnedFd>>);
+
+impl Caller {
+    /// The client at the other end of this stream socket.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self(Some(Arc::new(socket)))
+    }
+
+    /// Returns whether the client has closed its socket. A client that has closed only its half for writing still reads.
+    fn has_disconnected(&self) -> bool {
+        let Some(socket) = &self.0 else { return false };
+        // Hangups are reported without being requested.
+        let mut file = [PollFd::new(socket, PollFlags::empty())];
+        poll(&mut file, Some(&Timespec::default())).is_ok() && file[0].revents().contains(PollFlags::HUP)
+    }
+}
+
 /// A connection to a guest.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -73,6 +96,8 @@ pub(crate) struct Connection {
     how: Option<StoppedHow>,
     /// What happened while an answer was waited for.
     events: VecDeque<GuestEvent>,
+    /// Ends a wait when it disconnects.
+    caller: Caller,
 }
 
 type Result<T, E = CallError> = std::result::Result<T, E>;
@@ -125,7 +150,13 @@ impl Connection {
             next: 0,
             how: None,
             events: VecDeque::new(),
+            caller: Caller::default(),
         }
+    }
+
+    /// Ends each later wait with [`CallError::Abandoned`] within [`CALLER_CHECK`] after this caller disconnects.
+    pub(crate) fn wait_for(&mut self, caller: &Caller) {
+        self.caller = caller.clone();
     }
 
     /// Agrees with the guest on how to speak.
@@ -329,9 +360,17 @@ impl Connection {
             if left.is_some_and(|left| left.is_zero()) {
                 return Err(self.failed(io::ErrorKind::TimedOut.into(), deadline));
             }
+            let check = self.caller.0.is_some().then_some(CALLER_CHECK);
+            let timeout = [left, check].into_iter().flatten().min();
             let mut bytes = [0; 4096];
-            let read = self.stream.set_read_timeout(left).and_then(|()| self.stream.read(&mut bytes));
+            let read = self.stream.set_read_timeout(timeout).and_then(|()| self.stream.read(&mut bytes));
             match read {
+                // The loop checks the deadline.
+                Err(error) if check.is_some() && error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.caller.has_disconnected() {
+                        return Err(CallError::Abandoned(self.guest.clone()));
+                    }
+                }
                 Ok(0) => return Err(CallError::Ended(self.guest.clone())),
                 Ok(read) => self.lines.push(&bytes[..read]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

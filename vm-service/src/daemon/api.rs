@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Router;
 use axum::body::HttpBody as _;
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -13,6 +12,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use axum::{Extension, Router};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,7 +23,7 @@ use super::asked::{Json, Query, Sent};
 use super::guests::Guests;
 use super::openapi::{self, Operation};
 use crate::commands::boot::StartOptions;
-use crate::control::{Address, AttachOptions, AttachRequest, DetachOptions, DetachRequest};
+use crate::control::{Address, AttachOptions, AttachRequest, Caller, DetachOptions, DetachRequest};
 use crate::json::{
     AttachedDevice, DetachedDevice, GuestEvent, GuestLog, GuestStatus, ListedFunction, Problem, Refusal,
     RefusalCode, StoppedGuest,
@@ -254,14 +254,21 @@ async fn stop(
     State(guests): State<App>,
     Path(guest): Path<String>,
     Query(options): Query<StopOptions>,
+    Extension(caller): Extension<Caller>,
 ) -> Result<Json<StoppedGuest>, Refusal> {
-    waiting(guests, move |guests| guests.stop(&guest, &options).map(|how| StoppedGuest { guest, how }))
-        .await
-        .map(Json)
+    let stop =
+        move |guests: &Guests| guests.stop(&guest, &options, &caller).map(|how| StoppedGuest { guest, how });
+    waiting(guests, stop).await.map(Json)
 }
 
-async fn reset(State(guests): State<App>, Path(guest): Path<String>) -> Result<Json<ResetAnswer>, Refusal> {
-    waiting(guests, move |guests| guests.reset(&guest).map(|()| ResetAnswer { guest })).await.map(Json)
+async fn reset(
+    State(guests): State<App>,
+    Path(guest): Path<String>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<ResetAnswer>, Refusal> {
+    waiting(guests, move |guests| guests.reset(&guest, &caller).map(|()| ResetAnswer { guest }))
+        .await
+        .map(Json)
 }
 
 async fn log(
@@ -279,19 +286,21 @@ fn address(text: &str) -> Result<Address, Refusal> {
 async fn attach(
     State(guests): State<App>,
     Path((name, device)): Path<(String, String)>,
+    Extension(caller): Extension<Caller>,
     Sent(options): Sent<AttachOptions>,
 ) -> Result<Json<Value>, Refusal> {
     let request = AttachRequest { address: address(&device)?, options };
-    waiting(guests, move |guests| guests.attach(&name, request)).await.map(Json)
+    waiting(guests, move |guests| guests.attach(&name, request, &caller)).await.map(Json)
 }
 
 async fn detach(
     State(guests): State<App>,
     Path((name, device)): Path<(String, String)>,
     Query(options): Query<DetachOptions>,
+    Extension(caller): Extension<Caller>,
 ) -> Result<Json<Value>, Refusal> {
     let request = DetachRequest { address: address(&device)?, options };
-    waiting(guests, move |guests| guests.detach(&name, request)).await.map(Json)
+    waiting(guests, move |guests| guests.detach(&name, request, &caller)).await.map(Json)
 }
 
 async fn devices(State(guests): State<App>) -> Result<Json<Vec<ListedFunction>>, Refusal> {

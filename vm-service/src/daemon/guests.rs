@@ -23,7 +23,8 @@ use crate::commands::boot::StartOptions;
 use crate::commands::info;
 use crate::config::{ConfigError, GuestConfig, is_name, name_rule};
 use crate::control::{
-    self, AttachRequest, CallError, Connection, DetachRequest, GuestHome, HomeError, LOG, PREVIOUS_LOG,
+    self, AttachRequest, CallError, Caller, Connection, DetachRequest, GuestHome, HomeError, LOG,
+    PREVIOUS_LOG,
 };
 use crate::deadlines::{
     CONTROL_ANSWER, GUEST_ATTACH, GUEST_DETACH, GUEST_KILL, GUEST_RESET, guest_start, guest_stop,
@@ -215,7 +216,9 @@ impl Guests {
     /// Ends a guest that does not start, and answers why it does not.
     fn give_up(&self, name: &str, launched: &mut dyn Launched, late: String) -> Refusal {
         let home = GuestHome::id_of(&self.host, name);
-        if let Err(refusal) = self.stop(name, &StopOptions { now: true, ..StopOptions::default() }) {
+        if let Err(refusal) =
+            self.stop(name, &StopOptions { now: true, ..StopOptions::default() }, &Caller::default())
+        {
             tracing::debug!("{}; its process is killed", refusal.message);
             // It fails on a process that has ended.
             let _ = launched.kill();
@@ -247,16 +250,16 @@ impl Guests {
     }
 
     /// Has a guest power itself off, or cuts its power, or kills its process when that does not answer, and waits until everything
-    /// is released. Answers how it ended, whoever wanted that.
+    /// is released. Answers how it ended, whoever wanted that. Leaves the power on if the caller disconnects first.
     ///
     /// # Errors
     /// When it does not run, or does not end in time.
-    pub(super) fn stop(&self, name: &str, options: &StopOptions) -> Result<StoppedHow> {
+    pub(super) fn stop(&self, name: &str, options: &StopOptions, caller: &Caller) -> Result<StoppedHow> {
         check_runs(name)?;
         let _slot = if options.now { None } else { Some(self.slot(name)?) };
         let home = GuestHome::id_of(&self.host, name);
         let mut guest = Connection::reach(&self.host, name)?;
-        let mut end = end(&mut guest, options);
+        let mut end = end(&mut guest, options, caller);
         if matches!(end, CallError::Timeout { .. }) {
             let killed = guest.process().and_then(|process| Ok(pidfd_send_signal(process, Signal::KILL)?));
             match killed {
@@ -291,28 +294,28 @@ impl Guests {
     ///
     /// # Errors
     /// When it does not run, refuses, or does not restart.
-    pub(super) fn reset(&self, name: &str) -> Result<()> {
+    pub(super) fn reset(&self, name: &str, caller: &Caller) -> Result<()> {
         let _slot = self.slot(name)?;
-        Ok(self.connect(name)?.reset(GUEST_RESET)?)
+        Ok(self.connect_for(name, caller)?.reset(GUEST_RESET)?)
     }
 
     /// Gives a guest a device.
     ///
     /// # Errors
     /// When it does not run, or can't have the device.
-    pub(super) fn attach(&self, name: &str, request: AttachRequest) -> Result<Value> {
+    pub(super) fn attach(&self, name: &str, request: AttachRequest, caller: &Caller) -> Result<Value> {
         let _slot = self.slot(name)?;
-        Ok(self.connect(name)?.attach(request, GUEST_ATTACH)?)
+        Ok(self.connect_for(name, caller)?.attach(request, GUEST_ATTACH)?)
     }
 
     /// Takes a device from a guest.
     ///
     /// # Errors
     /// When it does not run, has no such device, or does not let go of it.
-    pub(super) fn detach(&self, name: &str, request: DetachRequest) -> Result<Value> {
+    pub(super) fn detach(&self, name: &str, request: DetachRequest, caller: &Caller) -> Result<Value> {
         let _slot = self.slot(name)?;
         let deadline = Duration::from_millis(request.options.deadline_ms);
-        Ok(self.connect(name)?.detach(request, deadline.saturating_add(GUEST_DETACH))?)
+        Ok(self.connect_for(name, caller)?.detach(request, deadline.saturating_add(GUEST_DETACH))?)
     }
 
     /// A part of a guest's log, or its end, also of one that does not run any more.
@@ -394,6 +397,13 @@ impl Guests {
         check_runs(name)?;
         Connection::open(&self.host, name)
     }
+
+    /// Connects to a guest. Waits for its answers end when the caller disconnects.
+    fn connect_for(&self, name: &str, caller: &Caller) -> Result<Connection, CallError> {
+        let mut guest = self.connect(name)?;
+        guest.wait_for(caller);
+        Ok(guest)
+    }
 }
 
 /// A request that waits for a guest, until this is dropped.
@@ -423,12 +433,13 @@ fn ask(mut guest: Connection) -> Result<GuestStatus, CallError> {
 }
 
 /// Has a guest end, and waits for that; answers why it is waited for no longer.
-fn end(guest: &mut Connection, options: &StopOptions) -> CallError {
+fn end(guest: &mut Connection, options: &StopOptions, caller: &Caller) -> CallError {
     let until = Instant::now() + Duration::from_millis(options.deadline_ms);
     let status = guest.subscribe(Some(CONTROL_ANSWER));
     let devices = status.as_ref().map_or(0, |status| status.devices.len());
     let mut asked = status.map(drop);
     if !options.now {
+        guest.wait_for(caller);
         asked = asked.and_then(|()| guest.power_button());
         // What does not answer may end in time all the same.
         if matches!(asked, Ok(()) | Err(CallError::Timeout { .. })) {
@@ -438,6 +449,8 @@ fn end(guest: &mut Connection, options: &StopOptions) -> CallError {
             }
         }
     }
+    // A power cut is completed even if the caller disconnects.
+    guest.wait_for(&Caller::default());
     match asked.and_then(|()| guest.stop()) {
         Ok(()) => guest.wait_for_end(guest_stop(devices)),
         Err(error) => error,
@@ -450,7 +463,7 @@ impl From<CallError> for Refusal {
             CallError::Refused(refusal) => refusal,
             CallError::NotRunning(_) | CallError::HasEnded(_) => Self::new(RefusalCode::NotFound, error),
             CallError::Timeout { .. } => Self::new(RefusalCode::Timeout, error),
-            CallError::Ended(_) | CallError::Io { .. } => Self::failed(error),
+            CallError::Ended(_) | CallError::Abandoned(_) | CallError::Io { .. } => Self::failed(error),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! HTTP/1.1 on the daemon's socket, with bounds: connections, and the time that a request's head may take.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
@@ -13,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::watch::Receiver;
 
 use super::socket::Listening;
-use crate::control;
+use crate::control::{self, Caller};
 use crate::deadlines::API_CLIENT;
 
 /// Most connections at once; others wait.
@@ -54,7 +56,18 @@ pub(super) async fn serve(
         if !control::is_trusted(&stream) {
             continue;
         }
-        let service = TowerToHyperService::new(router.clone());
+        let caller = match stream.as_fd().try_clone_to_owned() {
+            Ok(socket) => Caller::new(socket),
+            Err(error) => {
+                tracing::warn!("cannot serve a connection: {error}; raise `ulimit -n`");
+                continue;
+            }
+        };
+        let router = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: hyper::Request<_>| {
+            request.extensions_mut().insert(caller.clone());
+            router.call(request)
+        });
         tokio::spawn(async move {
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())

@@ -406,6 +406,34 @@ fn stops_that_wait_leave_the_guest_to_others() {
 }
 
 #[test]
+fn requests_that_wait_end_when_their_clients_disconnect() {
+    let world = World::new();
+    let (status, guest) = world.call("PUT", "/v1/guests/deaf", Some(&world.file(&[])));
+    assert_eq!((status, &guest["name"]), (201, &json!(DEAF)), "{guest}");
+    let stop = |deadline: u32| {
+        let mut stream = world.connect();
+        let head = format!(
+            "POST /v1/guests/deaf/stop?deadline_ms={deadline} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("written");
+        stream
+    };
+    let reset = || world.call("POST", "/v1/guests/deaf/reset", None).0;
+    let clients: Vec<_> = (0..MAX_WAITING).map(|_| stop(86_400_000)).collect();
+    world.wait_until("as many requests as may wait", || reset() == 503);
+    drop(clients);
+    world.wait_until("room for another request", || reset() == 200);
+    // The guest that ignored its power button runs on.
+    assert_eq!(world.call("GET", "/v1/guests/deaf", None).1["state"], "running");
+    // A client that has closed its half for writing still waits for its answer, longer than it takes to see a disconnect.
+    let mut half = stop(2500);
+    half.shutdown(std::net::Shutdown::Write).expect("shut down");
+    let mut answer = String::new();
+    half.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"how\":\"cut\""), "{answer}");
+}
+
+#[test]
 fn a_socket_on_which_a_daemon_listens_is_left_to_it() {
     let world = World::new();
     let socket = world.host.state.join("daemon.sock");

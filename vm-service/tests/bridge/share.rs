@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::process::{Running, beside, until};
 
-/// A folder with the program, and a server with these arguments, over a driver that is told to fail when a worker first asks it to open something.
+/// A folder with the program, and a server with these arguments.
 struct Place {
     _server: Running,
     folder: tempfile::TempDir,
@@ -20,7 +20,13 @@ const ASKED: &str = "refused: 222 222\n";
 const UNKNOWN: &str = "refused: 1 1\n";
 
 impl Place {
+    /// A server whose driver fails when a worker first asks it to open something.
     fn new(arguments: &[&str]) -> Self {
+        Self::with(arguments, "libvm_cuda_fake.so", "cuIpcOpenMemHandle:1=222,cuIpcOpenEventHandle:1=222")
+    }
+
+    /// A server over a driver with these failures.
+    fn with(arguments: &[&str], driver: &str, failures: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir(path("bridge")).expect("a folder");
@@ -31,8 +37,8 @@ impl Place {
         assert!(gcc.status().expect("gcc").success());
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
         command.args(["bridge", "serve", "--socket"]).arg(path("socket")).args(arguments);
-        command.env("VM_CUDA_FAKE_FAIL", "cuIpcOpenMemHandle:1=222,cuIpcOpenEventHandle:1=222");
-        command.arg("--driver").arg(beside("libvm_cuda_fake.so")).stderr(Stdio::null());
+        command.env("VM_CUDA_FAKE_FAIL", failures);
+        command.arg("--driver").arg(beside(driver)).stderr(Stdio::null());
         let server = Running(command.spawn().expect("vm-service"));
         until("the server listens", || path("socket").exists());
         Self { _server: server, folder }
@@ -57,9 +63,14 @@ impl Place {
         (Running(child), handles)
     }
 
-    fn says(&self, [memory, event]: [&str; 2]) -> String {
+    fn says(&self, handles: [&str; 2]) -> String {
+        self.output(handles)[0].clone()
+    }
+
+    /// Returns what a program that opens the handles writes to its output and to its errors.
+    fn output(&self, [memory, event]: [&str; 2]) -> [String; 2] {
         let output = self.command(&["forge", memory, event]).output().expect("the program");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned())
     }
 }
 
@@ -78,6 +89,22 @@ fn what_is_shared_is_found_by_what_its_server_gave_alone() {
         let end = Instant::now() + Duration::from_secs(60);
         while place.says([&memory, &event]) != UNKNOWN {
             assert!(Instant::now() < end, "what a program that has ended shared is still found");
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_cannot_open_files_of_other_workers_supports_no_sharing() {
+    for driver in ["libvm_cuda_fake.so", "libvm_cuda_cpu.so"] {
+        let place = Place::with(&[], driver, "");
+        let (_giver, [memory, event]) = place.giver();
+        let [said, errors] = place.output([&memory, &event]);
+        assert_eq!(said, "refused: 801 801\n", "{driver}");
+        for what in ["memory", "an event"] {
+            assert!(
+                errors.contains(&format!("cannot open {what} of another program: ")),
+                "{driver}: {errors}"
+            );
         }
     }
 }

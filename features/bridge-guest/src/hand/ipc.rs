@@ -44,6 +44,16 @@ pub(crate) fn cuIpcGetEventHandle(number: usize, words: &[usize]) -> Result<(), 
     export(number, words)
 }
 
+/// Reports why a driver refuses to open what another program shares.
+fn explain(code: u32, what: &str) -> u32 {
+    if code == code::NOT_SUPPORTED {
+        say::once(&format!(
+            "cannot open {what} of another program: the driver in this program's worker cannot reach the other worker; copy through the host"
+        ));
+    }
+    code
+}
+
 pub(crate) fn cuIpcOpenMemHandle(number: usize, words: &[usize]) -> Result<(), u32> {
     let [to, handle, flags] = *words else { return Err(code::INVALID_VALUE) };
     if to == 0 {
@@ -53,7 +63,7 @@ pub(crate) fn cuIpcOpenMemHandle(number: usize, words: &[usize]) -> Result<(), u
     put_bytes(&mut payload, caller::bytes(handle, HANDLE));
     put(&mut payload, flags as u32 as u64);
     let client = client()?;
-    let reply = client.ask(number, &payload, false)?;
+    let reply = client.ask(number, &payload, false).map_err(|code| explain(code, "memory"))?;
     let mut reader = Reader(&reply);
     let (Ok(at), Ok(len)) = (reader.word(), reader.word()) else { return Err(code::UNAVAILABLE) };
     locked(&client.devices).insert(at, Memory { len, owners: [current::get(), 0] });
@@ -75,7 +85,8 @@ pub(crate) fn cuIpcOpenEventHandle(number: usize, words: &[usize]) -> Result<(),
     if to == 0 {
         return Err(code::INVALID_VALUE);
     }
-    let reply = client()?.ask(number, caller::bytes(handle, HANDLE), false)?;
+    let event = caller::bytes(handle, HANDLE);
+    let reply = client()?.ask(number, event, false).map_err(|code| explain(code, "an event"))?;
     caller::write(to, Reader(&reply).word().map_err(|_| code::UNAVAILABLE)?);
     Ok(())
 }

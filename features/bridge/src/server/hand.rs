@@ -395,8 +395,11 @@ fn end_capture(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
     let id = Reader(parts.reply).word().unwrap_or(0);
     let graph = call.session.handles().real(Object::Graph, id);
     if let (0, Ok(graph)) = (result, graph) {
-        let bytes = nodes::size(call, graph);
-        call.session.handles().hold(Object::Graph, id, call.session.host().charge(bytes));
+        // The capture was charged before. The graph replaces that charge, so it may exceed the rest of the budget.
+        let bytes = nodes::size_up_to(call, graph, u64::MAX);
+        let mut handles = call.session.handles();
+        let growth = handles.growth(Object::Graph, id, 0, bytes);
+        handles.add_parameters(Object::Graph, id, 0, call.session.host().charge(growth));
     }
     call.session.ends_capture(stream);
     Ok(result)

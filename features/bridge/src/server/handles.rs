@@ -3,7 +3,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use vm_cuda_api::Object;
 
-use super::host::{Charge, EDGE, HostMemory, cost};
+use super::host::{Charge, EDGE, ENTRY, HostMemory, cost};
 use crate::wire::code;
 
 /// The most handles of a session.
@@ -24,6 +24,9 @@ struct Entry {
     charge: Charge,
     /// Bytes of the charge that are for edges to this node.
     edges: u64,
+    /// Bytes of the charge that are for parameters of graph nodes: by the node's driver handle in an executable graph, by 0 in a node, and by 0 for all
+    /// nodes of a copied or captured graph.
+    parameters: FxHashMap<u64, u64>,
     /// Its owners, and the objects that it owns.
     owners: Vec<Key>,
     owned: FxHashSet<Key>,
@@ -93,6 +96,26 @@ impl Handles {
             let less = entry.edges.saturating_sub(EDGE.saturating_mul(count));
             entry.edges -= less;
             entry.charge.shrink(entry.charge.bytes() - less);
+        }
+    }
+
+    /// Returns how many bytes to charge to an object so that the charge for parameters `of` a node covers so many.
+    pub(super) fn growth(&self, object: Object, id: u64, of: u64, bytes: u64) -> u64 {
+        let entry = self.entries.get(&key(object, id));
+        match entry.and_then(|entry| entry.parameters.get(&of)) {
+            Some(charged) => bytes.saturating_sub(*charged),
+            None if bytes == 0 => 0,
+            None => bytes.saturating_add(ENTRY),
+        }
+    }
+
+    /// Adds a charge for parameters `of` a node to an object.
+    pub(super) fn add_parameters(&mut self, object: Object, id: u64, of: u64, charge: Charge) {
+        if let Some(entry) = self.entries.get_mut(&key(object, id)).filter(|_| charge.bytes() > 0) {
+            let charged = entry.parameters.entry(of).or_default();
+            // The first charge includes this entry.
+            *charged += charge.bytes() - if *charged == 0 { ENTRY } else { 0 };
+            entry.charge.merge(charge);
         }
     }
 
@@ -222,10 +245,10 @@ impl Handles {
             FIRST + 16 * (self.made - 1)
         };
         let charge = self.host.charge(cost(object));
-        let (owners, owned) = (Vec::new(), FxHashSet::default());
+        let (parameters, owners, owned) = (FxHashMap::default(), Vec::new(), FxHashSet::default());
         self.entries.insert(
             key(object, id),
-            Entry { object, real, count: 1, layout: None, charge, edges: 0, owners, owned },
+            Entry { object, real, count: 1, layout: None, charge, edges: 0, parameters, owners, owned },
         );
         self.numbers.insert((object, real), id);
         Ok(id)

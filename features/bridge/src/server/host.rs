@@ -56,7 +56,8 @@ impl HostMemory {
     }
 
     /// Returns how many bytes are left.
-    pub(super) fn left(&self) -> u64 {
+    #[must_use]
+    pub fn left(&self) -> u64 {
         self.0.limit.saturating_sub(self.0.held.load(Ordering::SeqCst))
     }
 }

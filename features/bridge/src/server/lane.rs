@@ -18,7 +18,7 @@ use super::pack::{self, Refused};
 use super::reach::Checked;
 use super::session::{Claim, Session, SessionError};
 use super::sys::{self, Word};
-use super::{facts, hand, nvml, prints};
+use super::{facts, hand, nodes, nvml, prints};
 use crate::calls::{MODES, Mode};
 use crate::orders;
 use crate::recording::Recorder;
@@ -572,7 +572,8 @@ impl Lane {
             let graph = if effect == Effect::LaunchesGraph { Reader(payload).word()? } else { 0 };
             let more = call.session.handles().held(Object::Exec, graph);
             let edges = edges::of_capture(call.session, call.number, payload);
-            call.session.record(NODE + payload.len() as u64 + more + edges)?;
+            let parameters = nodes::of_launch(call, effect, payload);
+            call.session.record(NODE + payload.len() as u64 + parameters + more + edges)?;
         }
         let pending = match &mut self.marks {
             Some(marks) => marks.before(call.session, call.number, payload)?,

@@ -17,15 +17,18 @@ use std::collections::HashMap;
 use vm_cuda_api::{FUNCTIONS, Kind, Object};
 
 use super::edges;
+use super::effects::Effect;
 use super::hand::{Parts, parameters};
+use super::handles::Layout;
 use super::host::{Charge, EDGE, NODE, cost};
 use super::lane::Call;
 use super::pack::{self, Refused};
 use super::reach::reach;
-use super::special;
+use super::session::Session;
+use super::special::{self, ALLOCATION_BYTES, OPERATION_BYTES};
 use super::staged::{self, Plan};
 use super::sys::{self, Driver, Word};
-use crate::wire::node::{self, FILL, GRID};
+use crate::wire::node::{self, FILL, GRID, OPERATIONS};
 use crate::wire::strided::{ARRAY, DEVICE, Form, HOST};
 use crate::wire::{Reader, code, put, put_bytes};
 
@@ -40,6 +43,10 @@ const HEAD: usize = 2;
 /// How many graphs within graphs are looked through, and how many nodes of each.
 pub(super) const DEPTH: usize = 16;
 const MOST: usize = 1 << 20;
+/// Bytes of a kernel's parameters if the driver does not report them: 32 KiB, the most that there can be, of 4096 parameters.
+const MOST_PARAMETERS: u64 = (32 << 10) + 4096 * PLACE;
+/// Bytes for the place of a kernel's parameter.
+const PLACE: u64 = 16;
 /// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE` and `_KERNEL_NODE_PARAMS`.
 const VERBOSE: u64 = 1;
 const KERNEL_PARAMETERS: u64 = 4;
@@ -51,14 +58,14 @@ pub(super) struct Made {
     plan: Option<Plan>,
     /// Memory that it points to, from where, and the word that points there: of a kernel, pointers to its parameters.
     pub(super) behind: Option<(Vec<u64>, usize, usize)>,
-    /// Charge for the copy of a graph that the node contains.
-    charge: Option<Charge>,
+    /// An upper bound of the host memory that the driver needs for it, without the node.
+    pub(super) bytes: u64,
 }
 
 impl Made {
     /// One that points to nothing.
     pub(super) fn plain(words: Vec<u64>) -> Self {
-        Self { words, plan: None, behind: None, charge: None }
+        Self { words, plan: None, behind: None, bytes: 0 }
     }
 }
 
@@ -73,13 +80,15 @@ fn kernel(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let handles = call.session.handles();
     let (function, layout) = handles.function(id)?;
     let mut arguments = Vec::new();
-    let pointers = parameters(layout.ok_or(code::INVALID_HANDLE)?, reader, &mut arguments)?;
+    let layout = layout.ok_or(code::INVALID_HANDLE)?;
+    let bytes = of_layout(layout);
+    let pointers = parameters(layout, reader, &mut arguments)?;
     words.extend([0, 0, 0, handles.real(Object::Context, context)?]);
     // Structures of before libraries have no place of their own for their kernels.
     let has_place = is_second(call) || is_any(call);
     let place = if handles.is_kernel(id) && has_place { LIBRARY_KERNEL } else { 0 };
     words[place] = function;
-    Ok(Made { behind: Some((arguments, pointers, POINTERS)), ..Made::plain(words) })
+    Ok(Made { behind: Some((arguments, pointers, POINTERS)), bytes, ..Made::plain(words) })
 }
 
 fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -100,7 +109,9 @@ fn copy(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
     let mut words = if is_any(call) { vec![0, context] } else { Vec::new() };
     words.extend(&copy);
     let own = staged::own_ends(call, &copy);
-    Ok(Made { plan: Some(Plan { copy, context, own }), ..Made::plain(words) })
+    // A copy of the program's memory is a graph of three nodes.
+    let bytes = if own == [false; 2] { 0 } else { cost(Object::Graph) + 3 * NODE };
+    Ok(Made { plan: Some(Plan { copy, context, own }), bytes, ..Made::plain(words) })
 }
 
 fn fill(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> {
@@ -153,7 +164,7 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
         node::GRAPH => {
             let mut made = one(reader, Object::Graph)?;
             staged::renew(call, made.words[0])?;
-            made.charge = Some(call.session.host().take(size(call, made.words[0]))?);
+            made.bytes = size(call, made.words[0]);
             made
         }
         node::EMPTY => Made::plain(Vec::new()),
@@ -186,23 +197,21 @@ pub(super) fn any(kind: u64, of: Vec<u64>) -> Vec<u64> {
 /// What is put into a node, then what the table says.
 pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let kind = parts.reader.clone().word()?;
-    let len = parts.reader.0.len() as u64;
     let mut made = structure(call, &mut parts.reader)?;
+    let growth = Growth::new(call, parts.reader, made.bytes)?;
     if let Some(plan) = &mut made.plan {
         // A copy's function says its context behind the dependencies.
         if !is_any(call) && plan.own != [false; 2] {
             plan.context = context_of(call, parts.reader)?;
         }
         if let Some(done) = staged::put_copy(call, &mut parts, plan) {
-            return done;
+            return growth.done(call, done?, parts.reply);
         }
     }
     let place = sys::place_words(&mut made.words);
     let result = pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))?;
+    growth.done(call, result, parts.reply)?;
     if result == 0 && special::adds(call) {
-        let mut charge = call.session.host().charge(len);
-        charge.merge(made.charge.take().unwrap_or_else(|| call.session.host().charge(0)));
-        call.session.handles().hold(Object::Node, Reader(parts.reply).word()?, charge);
         special::returned(call, kind, special::of_kind(call, &made.words, HEAD), parts.reply)?;
     }
     Ok(result)
@@ -308,19 +317,20 @@ pub(super) fn function_of(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
 
 /// An executable graph, and the graph that it is to be as. Answered with what the driver says, which is also why not: the result, and two nodes.
 pub(super) fn update(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
+    let id = parts.reader.word()?;
     let (exec, graph) = {
         let handles = call.session.handles();
-        (
-            handles.real(Object::Exec, parts.reader.word()?)?,
-            handles.real(Object::Graph, parts.reader.word()?)?,
-        )
+        (handles.real(Object::Exec, id)?, handles.real(Object::Graph, parts.reader.word()?)?)
     };
     staged::renew(call, graph)?;
+    let growth = Growth::of(call, (Object::Exec, id), 0, size(call, graph))?;
     // The result and two nodes: a structure, or a node and the result.
     let mut memory = [0; 3];
     let mut words = vec![Word::Is(exec), Word::Is(graph)];
     words.extend(if is_second(call) { vec![Word::At(0)] } else { vec![Word::At(1), Word::At(0)] });
     let result = call.make(&words, &mut memory)?;
+    // A failed update may have changed some nodes.
+    growth.done(call, 0, &[])?;
     let mut handles = call.session.handles();
     put(parts.reply, result.into());
     put(parts.reply, memory[0] & 0xffff_ffff);
@@ -339,14 +349,14 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
         (graph, flags, handles.real(Object::Stream, parts.reader.word()?)?)
     };
     staged::renew(call, graph)?;
-    let charge = call.session.host().take(size(call, graph))?;
+    let growth = Growth::of(call, (Object::Exec, 0), 0, size(call, graph))?;
     let mut memory = [0, flags, stream, 0, 0];
     let words = [Word::At(0), Word::Is(graph), Word::At(1)];
     let result = call.make(&words, &mut memory)?;
-    let mut handles = call.session.handles();
     put(parts.reply, result.into());
-    let id = handles.make(Object::Exec, if result == 0 { memory[0] } else { 0 })?;
-    handles.hold(Object::Exec, id, charge);
+    let id = call.session.handles().make(Object::Exec, if result == 0 { memory[0] } else { 0 })?;
+    growth.given(call, id);
+    let mut handles = call.session.handles();
     put(parts.reply, id);
     put(parts.reply, handles.give(Object::Node, memory[3])?);
     put(parts.reply, memory[4] & 0xffff_ffff);
@@ -431,10 +441,124 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
     Ok(result)
 }
 
+/// Memory that a call has taken for parameters of nodes, before the driver has them.
+pub(super) struct Growth {
+    /// The node or graph to charge. Its number is 0 if the call returns it.
+    of: (Object, u64),
+    /// The driver's handle of the node in an executable graph.
+    part: u64,
+    charge: Charge,
+}
+
+impl Growth {
+    /// Takes memory for the parameters of the node that the call adds, or that its first parameters name.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the budget has no room.
+    pub(super) fn new(call: &Call<'_>, mut reader: Reader<'_>, bytes: u64) -> Result<Self, Refused> {
+        let first = FUNCTIONS[call.number].parameters.first().map(|first| first.kind);
+        let (of, part) = match first {
+            Some(Kind::Handle(Object::Exec)) => {
+                let exec = reader.word()?;
+                let node = call.session.handles().real(Object::Node, reader.word()?)?;
+                ((Object::Exec, exec), node)
+            }
+            Some(Kind::Handle(Object::Node)) => ((Object::Node, reader.word()?), 0),
+            _ => ((Object::Node, 0), 0),
+        };
+        Ok(Self::of(call, of, part, bytes)?)
+    }
+
+    /// Takes the bytes that the parameters of a part of an object need beyond its charge.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the budget has no room.
+    fn of(call: &Call<'_>, of: (Object, u64), part: u64, bytes: u64) -> Result<Self, u32> {
+        let growth = call.session.handles().growth(of.0, of.1, part, bytes);
+        Ok(Self { of, part, charge: call.session.host().take(growth)? })
+    }
+
+    /// Charges the object after a call that succeeded. The reply of a call that made the object begins with its number.
+    pub(super) fn done(self, call: &Call<'_>, result: u32, reply: &[u8]) -> Result<u32, Refused> {
+        if result == 0 {
+            let id = if self.of.1 == 0 { Reader(reply).word()? } else { self.of.1 };
+            self.given(call, id);
+        }
+        Ok(result)
+    }
+
+    /// Charges the object that has this number.
+    fn given(self, call: &Call<'_>, id: u64) {
+        call.session.handles().add_parameters(self.of.0, id, self.part, self.charge);
+    }
+}
+
+/// Returns an upper bound of the bytes that a driver needs for the parameters of a kernel: their values, and for each its place and a pointer.
+fn of_layout(layout: &Layout) -> u64 {
+    let end = layout.iter().map(|(offset, size)| offset.saturating_add(*size)).max().unwrap_or(0);
+    end.saturating_add(PLACE * layout.len() as u64)
+}
+
+/// Returns the same for a function or a kernel by its driver handle, which the program may not know.
+fn of_kernel(session: &Session, object: Object, real: u64) -> Result<u64, u32> {
+    let id = session.handles().id(object, real);
+    let Some(id) = id else {
+        let name = if object == Object::Kernel { "cuKernelGetParamInfo" } else { "cuFuncGetParamInfo" };
+        return Ok(of_layout(&session.layout(name, real)?));
+    };
+    session.lay_out(id)?;
+    let handles = session.handles();
+    Ok(of_layout(handles.function(id)?.1.ok_or(code::INVALID_HANDLE)?))
+}
+
+/// Returns how much more than its payload a launch needs in a graph.
+pub(super) fn of_launch(call: &Call<'_>, effect: Effect, payload: &[u8]) -> u64 {
+    let id = Reader(payload).word();
+    let (Effect::Launches(_), true, Ok(id)) = (effect, call.session.is_recorded(), id) else { return 0 };
+    // The launch itself fails if the driver does not know the function.
+    let _ = call.session.lay_out(id);
+    let handles = call.session.handles();
+    handles.function(id).ok().and_then(|(_, layout)| layout).map_or(0, |layout| PLACE * layout.len() as u64)
+}
+
+/// Returns an upper bound of the bytes that a node's parameters need beyond [`NODE`]. `known` caches the bytes of each function.
+fn of_node(call: &Call<'_>, node: u64, kind: u64, known: &mut HashMap<u64, u64>) -> u64 {
+    let ask = |name: &str, memory: &mut [u64]| {
+        call.session.driver().named(name, &[Word::Is(node), Word::At(0)], memory) == 0
+    };
+    match kind {
+        node::KERNEL => {
+            let mut memory = [0; KERNEL];
+            if !ask("cuGraphKernelNodeGetParams_v2", &mut memory) {
+                return MOST_PARAMETERS;
+            }
+            let [function, kernel] = [memory[0], memory[LIBRARY_KERNEL]];
+            let real = if function == 0 { kernel } else { function };
+            *known.entry(real).or_insert_with(|| {
+                let is_kernel = function == 0 || call.session.handles().knows(Object::Kernel, real);
+                let object = if is_kernel { Object::Kernel } else { Object::Function };
+                of_kernel(call.session, object, real).unwrap_or(MOST_PARAMETERS)
+            })
+        }
+        node::VALUES => {
+            let mut memory = [0; 4];
+            let is_known = ask("cuGraphBatchMemOpNodeGetParams", &mut memory);
+            OPERATION_BYTES * if is_known { memory[1] & 0xffff_ffff } else { OPERATIONS }
+        }
+        node::ALLOCATE => ALLOCATION_BYTES,
+        _ => 0,
+    }
+}
+
 /// Returns an upper bound of the host memory of a graph and the graphs in it. Stops counting when a copy would exceed the budget.
 pub(super) fn size(call: &Call<'_>, graph: u64) -> u64 {
-    let (driver, most) = (call.session.driver(), call.session.host().left());
-    let (mut bytes, mut left) = (0u64, vec![graph]);
+    size_up_to(call, graph, call.session.host().left())
+}
+
+/// Returns the same, and stops counting beyond `most` bytes.
+pub(super) fn size_up_to(call: &Call<'_>, graph: u64, most: u64) -> u64 {
+    let driver = call.session.driver();
+    let (mut bytes, mut left, mut known) = (0u64, vec![graph], HashMap::new());
     while let Some(graph) = left.pop() {
         // The driver itself rejects a handle that is no graph.
         let nodes = nodes(driver, graph).unwrap_or_default();
@@ -445,6 +569,8 @@ pub(super) fn size(call: &Call<'_>, graph: u64) -> u64 {
             break;
         }
         for node in nodes {
+            let kind = kind_of(driver, node);
+            bytes = bytes.saturating_add(kind.map_or(0, |kind| of_node(call, node, kind, &mut known)));
             left.extend(graphs_in(driver, node));
             left.extend(call.session.conditions().graphs.get(&node).into_iter().flatten());
         }
@@ -464,13 +590,9 @@ pub(super) fn copy_graph(
         reader.word()?;
     }
     let graph = call.session.handles().real(Object::Graph, reader.word()?)?;
-    let charge = call.session.host().take(size(call, graph))?;
+    let growth = Growth::of(call, (object, 0), 0, size(call, graph))?;
     let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
-    if result == 0 {
-        let id = Reader(parts.reply).word()?;
-        call.session.handles().hold(object, id, charge);
-    }
-    Ok(result)
+    growth.done(call, result, parts.reply)
 }
 
 /// The nodes of a graph.
@@ -563,14 +685,19 @@ fn child(call: &Call<'_>, node: u64, depth: usize, gone: &mut Vec<(Object, u64)>
     }
 }
 
+/// Returns the kind of a node.
+fn kind_of(driver: &Driver, node: u64) -> Option<u64> {
+    let mut memory = [0];
+    let is_known =
+        node != 0 && driver.named("cuGraphNodeGetType", &[Word::Is(node), Word::At(0)], &mut memory) == 0;
+    is_known.then_some(memory[0] & 0xffff_ffff)
+}
+
 /// The graphs in a node.
 pub(super) fn graphs_in(driver: &Driver, node: u64) -> Vec<u64> {
-    let mut memory = [0; 2];
-    if node == 0 || driver.named("cuGraphNodeGetType", &[Word::Is(node), Word::At(0)], &mut memory) != 0 {
-        return Vec::new();
-    }
-    let is_graph = memory[0] & 0xffff_ffff == node::GRAPH;
+    let mut memory = [0];
+    let is_graph = kind_of(driver, node) == Some(node::GRAPH);
     let asked = is_graph
-        && driver.named("cuGraphChildGraphNodeGetGraph", &[Word::Is(node), Word::At(1)], &mut memory) == 0;
-    if asked { vec![memory[1]] } else { Vec::new() }
+        && driver.named("cuGraphChildGraphNodeGetGraph", &[Word::Is(node), Word::At(0)], &mut memory) == 0;
+    if asked { memory.to_vec() } else { Vec::new() }
 }

@@ -16,7 +16,7 @@ use vm_cuda_api::Object;
 use super::callbacks;
 use super::deadline::Watch;
 use super::exports::Sharing;
-use super::handles::Handles;
+use super::handles::{Handles, Layout};
 use super::host::{Charge, ENTRY, HostMemory};
 use super::nvml::Asked;
 use super::options::Options;
@@ -592,6 +592,13 @@ impl Session {
             let is_kernel = handles.is_kernel(function);
             (real, if is_kernel { "cuKernelGetParamInfo" } else { "cuFuncGetParamInfo" })
         };
+        let layout = self.layout(name, real)?;
+        self.handles().lay_out(function, layout);
+        Ok(())
+    }
+
+    /// Asks the driver, by a function of this name, where the parameters of a function or a kernel are.
+    pub(super) fn layout(&self, name: &str, real: u64) -> Result<Layout, u32> {
         let mut layout = Vec::new();
         loop {
             let mut memory = [0; 2];
@@ -600,12 +607,10 @@ impl Session {
             match self.driver.named(name, &words, &mut memory) {
                 0 if index < PARAMETERS => layout.push((memory[0], memory[1])),
                 // There are no more.
-                code::INVALID_VALUE => break,
+                code::INVALID_VALUE => return Ok(layout.into()),
                 0 => return Err(code::INVALID_VALUE),
                 code => return Err(code),
             }
         }
-        self.handles().lay_out(function, layout.into());
-        Ok(())
     }
 }

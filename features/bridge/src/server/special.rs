@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use vm_cuda_api::{FUNCTIONS, Object};
 
 use super::hand::Parts;
+use super::host::cost;
 use super::lane::Call;
 use super::nodes::{Made, is_any};
 use super::pack::{self, Refused};
@@ -24,6 +25,10 @@ use crate::wire::node::{
     PLAIN,
 };
 use crate::wire::{ITEMS, Reader, code, put, put_bytes};
+
+/// Bytes of an operation of a node, and of all descriptions of access that an allocation may have.
+pub(super) const OPERATION_BYTES: u64 = 8 * OPERATION as u64;
+pub(super) const ALLOCATION_BYTES: u64 = DESCRIPTIONS * DESCRIPTION as u64;
 
 /// What the driver does not tell of conditions.
 #[derive(Debug, Default)]
@@ -65,6 +70,7 @@ pub(super) fn allocation(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Mad
     let bytes = reader.bytes(count as usize * DESCRIPTION)?;
     (words[ACCESS + 1], words[LEN]) = (count, reader.word()?);
     let mut made = Made::plain(words);
+    made.bytes = ALLOCATION_BYTES;
     if count > 0 {
         let mut memory = Vec::new();
         pack::append(&mut memory, bytes);
@@ -111,7 +117,7 @@ pub(super) fn values(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, R
     let memory = operations(call, reader, count)?;
     let context = call.session.handles().real(Object::Context, context)?;
     let mut made = Made::plain(vec![context, count, 0, flags & 0xffff_ffff]);
-    made.behind = Some((memory, 0, 2));
+    (made.behind, made.bytes) = (Some((memory, 0, 2)), OPERATION_BYTES * count);
     Ok(made)
 }
 
@@ -122,7 +128,10 @@ pub(super) fn conditional(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Ma
     }
     let handles = call.session.handles();
     let handle = handles.real(Object::Conditional, handle)?;
-    Ok(Made::plain(vec![handle, what, 0, handles.real(Object::Context, context)?]))
+    let mut made = Made::plain(vec![handle, what, 0, handles.real(Object::Context, context)?]);
+    // The driver makes the graphs.
+    made.bytes = cost(Object::Graph) * (what >> 32);
+    Ok(made)
 }
 
 /// What the driver wrote into the structure of a node that it has added: where memory is, or graphs.

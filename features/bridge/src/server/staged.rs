@@ -15,7 +15,7 @@ use vm_cuda_api::{FUNCTIONS, Object, number};
 use super::callbacks;
 use super::hand::{Parts, records};
 use super::lane::Call;
-use super::nodes::{self, DEPTH};
+use super::nodes::{self, DEPTH, Growth};
 use super::pack::{self, Refused};
 use super::session::{Session, locked};
 use super::sys::staged::{Memory, keep_staged, move_function, with_staged};
@@ -481,7 +481,9 @@ pub(super) fn make_of(call: &mut Call<'_>, parts: Parts<'_>, at: usize) -> Resul
     let graph = call.session.handles().real(Object::Graph, reader.word()?)?;
     renew(call, graph)?;
     if at > 1 {
-        return pack::make(call.session, call.number, parts.reader.0, parts.reply);
+        let growth = Growth::new(call, parts.reader, nodes::size(call, graph))?;
+        let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+        return growth.done(call, result, parts.reply);
     }
     nodes::copy_graph(call, parts, at, Object::Exec)
 }
