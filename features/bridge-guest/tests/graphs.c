@@ -929,6 +929,32 @@ static void occupancy(void) {
     printf("wrong: %d\n", TRY("cuOccupancyMaxPotentialBlockSize", (int *, int *, handle, size_t (*)(int), size_t, int), &grid, NULL, add, NULL, 0, 0));
 }
 
+/* A graph that becomes a node's own: it is no graph of the program's then, and ends with the graph that it is in. */
+static void moved(void) {
+    prepare();
+    for (int turn = 0; turn < 3; turn++) {
+        handle graph = new_graph(), child = new_graph(), node, last, exec, found = NULL;
+        any_node filled = {.kind = 2, .of.fill = {{.at = z, .value = 20 + turn, .unit = 4, .width = 1, .height = 1}, context}};
+        CALL("cuGraphAddNode_v2", (handle *, handle, const handle *, const void *, size_t, any_node *), &node, child, NULL, NULL, 0, &filled);
+        any_node own = {.kind = 4, .of.handle = child};
+        own.of.words[1] = 1;
+        CALL("cuGraphAddNode_v2", (handle *, handle, const handle *, const void *, size_t, any_node *), &node, graph, NULL, NULL, 0, &own);
+        CALL("cuGraphChildGraphNodeGetGraph", (handle, handle *), node, &found);
+        filled.of.fill.fill.value = 5, filled.of.fill.fill.at = z + 4;
+        CALL("cuGraphAddNode_v2", (handle *, handle, const handle *, const void *, size_t, any_node *), &last, child, NULL, NULL, 0, &filled);
+        int refused = TRY("cuGraphDestroy", (handle), child) != 0;
+        refused += TRY("cuGraphAddNode_v2", (handle *, handle, const handle *, const void *, size_t, any_node *), &last, graph, NULL, NULL, 0, &own) != 0;
+        own.of.words[1] = 7;
+        refused += TRY("cuGraphAddNode_v2", (handle *, handle, const handle *, const void *, size_t, any_node *), &last, graph, NULL, NULL, 0, &own) != 0;
+        CALL("cuGraphInstantiateWithFlags", (handle *, handle, unsigned long long), &exec, graph, 0);
+        CALL("cuGraphLaunch", (handle, handle), exec, stream);
+        CALL("cuStreamSynchronize", (handle), stream);
+        printf("moved: %d, refused %d, z %u %u\n", found == child, refused, word(z), word(z + 4));
+        CALL("cuGraphExecDestroy", (handle), exec);
+        CALL("cuGraphDestroy", (handle), graph);
+    }
+}
+
 int main(int argc, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     const char *what = argc > 1 ? arguments[1] : "";
@@ -943,6 +969,7 @@ int main(int argc, char **arguments) {
     else if (!strcmp(what, "logs")) logs();
     else if (!strcmp(what, "peers")) peers();
     else if (!strcmp(what, "occupancy")) occupancy();
+    else if (!strcmp(what, "moved")) moved();
     else return 2;
     (void)mib;
     return 0;

@@ -102,7 +102,7 @@ int main(int count, char **arguments) {
     printf("refused: %d", TRY("cuMemAllocManaged", (ptr *, size_t, unsigned), &first, LEN, 0));
     printf(" %d", TRY("cuMemAllocManaged", (ptr *, size_t, unsigned), &first, 0, 1));
     printf(" %d", TRY("cuMemFreeHost", (ptr), made));
-    printf(" %d", TRY("cuMemHostGetFlags", (unsigned *, ptr), (unsigned *)own, made));
+    printf(" %d (%u)", TRY("cuMemHostGetFlags", (unsigned *, ptr), (unsigned *)own, made), own[0]);
     printf(" %d\n", TRY("cuMemFree_v2", (ptr), made + 4096));
     CALL("cuMemFree_v2", (ptr), made);
     printf("freed: %d, then %d\n", TRY("cuMemFree_v2", (ptr), made), attribute(made, 8) == 1);

@@ -346,6 +346,23 @@ fn copies_of_graphs_are_counted_with_all_that_is_in_them() {
 }
 
 #[test]
+fn a_graph_that_a_node_owns_is_charged_until_its_owner_ends() {
+    let mut program = Program::new();
+    let mut left = Vec::new();
+    for _ in 0..3 {
+        let [owner, child] = [0; 2].map(|_| program.get("cuGraphCreate", &[1, 0]));
+        assert_eq!(program.call(0, "cuGraphAddEmptyNode", &[1, child, 0, 0]).0, OK);
+        let (code, _) = program.call(0, "cuGraphAddNode", &[node::MOVED, child, 1, owner, 0, 0, 0]);
+        assert_eq!(code, OK);
+        left.push(program.host.left());
+        assert_eq!(program.call(0, "cuGraphDestroy", &[owner]).0, OK);
+        left.push(program.host.left());
+    }
+    assert_eq!(left[..2], left[4..], "{left:?}");
+    assert!(left[0] < left[1], "{left:?}");
+}
+
+#[test]
 fn edges_are_counted_where_they_are_added_and_in_copies() {
     let mut program = Program::new();
     let call = |program: &mut Program, name: &str, words: &[u64]| program.call(0, name, words);

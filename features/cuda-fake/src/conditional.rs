@@ -131,7 +131,7 @@ fn run_all(mut state: MutexGuard<'static, State>, context: u64, steps: &[Step]) 
     let Ok(order) = order(steps) else { return (state, Err(Error::InvalidValue)) };
     for at in order {
         let work = match &steps[at].task {
-            Task::Graph(_) => {
+            Task::Graph(_) | Task::Moved(_) => {
                 let (next, result) = run_all(state, context, &steps[at].inner);
                 state = next;
                 if result.is_err() {

@@ -79,7 +79,7 @@ impl State {
                 continue;
             }
             let work = match &step.task {
-                Task::Graph(_) => {
+                Task::Graph(_) | Task::Moved(_) => {
                     self.run(stream, &step.inner)?;
                     continue;
                 }

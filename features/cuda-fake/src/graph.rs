@@ -26,6 +26,8 @@ pub(crate) enum Task {
     },
     /// A graph of the node's own.
     Graph(u64),
+    /// A graph of the program's that becomes the node's own.
+    Moved(u64),
     Nothing,
     Wait(u64),
     Record(u64),
@@ -52,7 +54,7 @@ impl Task {
             Self::Copy(_) => 1,
             Self::Fill(_) => 2,
             Self::Host { .. } => 3,
-            Self::Graph(_) => 4,
+            Self::Graph(_) | Self::Moved(_) => 4,
             Self::Nothing => 5,
             Self::Wait(_) => 6,
             Self::Record(_) => 7,
@@ -150,6 +152,7 @@ impl State {
             }
             // Their graphs can't be copied.
             Task::Conditional { .. } => return Err(Error::NotSupported),
+            Task::Moved(_) => return Err(Error::InvalidValue),
             task if Self::is_of_memory(&task) => return Err(Error::NotSupported),
             task => task,
         })
@@ -161,6 +164,11 @@ impl State {
             Task::Conditional { handle, how, graphs } => {
                 let graphs = self.graphs_for(graph, handle, how, graphs.len() as u32)?;
                 Ok(Task::Conditional { handle, how, graphs })
+            }
+            Task::Moved(child) => {
+                let moved = self.graphs.get_mut(&child).filter(|moved| child != graph && !moved.is_inner);
+                moved.ok_or(Error::InvalidValue)?.is_inner = true;
+                Ok(Task::Graph(child))
             }
             task if Self::is_of_memory(&task) => Ok(task),
             task => self.own(task),

@@ -136,9 +136,15 @@ pub(crate) fn device_pointer(at: u64) -> Result<u64> {
     state.host_span(at).map(|_| at).ok_or(Error::InvalidValue)
 }
 
+/// `CU_MEMHOSTALLOC_DEVICEMAP`.
+const DEVICE_MAP: u32 = 2;
+
 /// `cuMemHostGetFlags`.
 pub(crate) fn flags(at: u64) -> Result<u32> {
     let state = state::lock();
     state.current()?;
+    if state.is_managed(at) {
+        return Ok(DEVICE_MAP);
+    }
     state.host_span(at).map(|(_, allocation)| allocation.flags).ok_or(Error::InvalidValue)
 }

@@ -225,11 +225,7 @@ pub(crate) fn cuMemHostGetDevicePointer_v2(_: usize, words: &[usize]) -> Result<
 }
 
 pub(crate) fn cuMemHostGetFlags(number: usize, words: &[usize]) -> Result<(), u32> {
-    let client = client()?;
-    if managed_at(&client, words[1] as u64).is_some() {
-        return Err(code::INVALID_VALUE);
-    }
-    let flags = locked(&client.registered).get(&(words[1] as u64)).map(|memory| memory.flags);
+    let flags = locked(&client()?.registered).get(&(words[1] as u64)).map(|memory| memory.flags);
     match flags {
         Some(flags) => {
             caller::write_half(words[0], flags);

@@ -81,6 +81,14 @@ fn structure(client: &Arc<Client>, number: usize, at: usize, to: &mut Vec<u8>) -
     let known = node::kind(name);
     let kind = known.unwrap_or_else(|| caller::half(at).into());
     let (is_any, at) = (known.is_none(), if known.is_none() { at + UNION } else { at });
+    let kind = match kind {
+        node::GRAPH => match caller::half(at + 8) {
+            0 => node::GRAPH,
+            1 => node::MOVED,
+            _ => return Err(code::INVALID_VALUE),
+        },
+        kind => kind,
+    };
     put(to, kind);
     match kind {
         node::KERNEL => kernel(client, at, !is_any && !name.ends_with("_v2"), to),
@@ -97,9 +105,7 @@ fn structure(client: &Arc<Client>, number: usize, at: usize, to: &mut Vec<u8>) -
             (0..2).for_each(|word| put(to, caller::word(at + 8 * word)));
             Ok(())
         }
-        // A graph may be given away, which is no copy of it.
-        node::GRAPH if caller::half(at + 8) != 0 => Err(code::NOT_SUPPORTED),
-        node::GRAPH | node::WAIT | node::RECORD => {
+        node::GRAPH | node::MOVED | node::WAIT | node::RECORD => {
             put(to, caller::word(at));
             Ok(())
         }

@@ -65,7 +65,7 @@ fn managed(of: &Allocation, at: usize, attributes: &[u32]) -> Result<Values, u32
             known if known == ordinal => of.device as u32 as u64,
             known if known == first => of.start,
             known if known == size => of.len,
-            TOKENS => return (code::INVALID_VALUE, [0; 16]),
+            TOKENS => 0,
             _ => return known,
         };
         let mut bytes = [0; 16];

@@ -607,13 +607,11 @@ impl Lane {
     }
 
     /// Registers the lane's memory with the driver, once: the device then reads and writes it itself. Where that fails the driver stages its copies.
-    ///
-    /// During a capture it waits for another copy: some drivers end captures then.
     pub(super) fn pin(&mut self, session: &Session) {
         const PORTABLE: u64 = 1;
-        if let (Some((at, len)), None, false) = (self.pinnable, self.pinned, session.may_capture()) {
+        if let (Some((at, len)), None) = (self.pinnable, self.pinned) {
             let words = [Word::Is(at), Word::Is(len), Word::Is(PORTABLE)];
-            let result = session.driver().named("cuMemHostRegister_v2", &words, &mut []);
+            let result = session.relaxed(|driver| driver.named("cuMemHostRegister_v2", &words, &mut []));
             tracing::debug!(result, "the memory of a lane is registered");
             self.pinned = Some(result);
         }

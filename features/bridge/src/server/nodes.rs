@@ -167,6 +167,13 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
             made.bytes = size(call, made.words[0]);
             made
         }
+        node::MOVED => {
+            // Its handle holds its charge, and ends with the graph that it is in.
+            let mut made = one(reader, Object::Graph)?;
+            staged::renew(call, made.words[0])?;
+            made.words.push(1);
+            made
+        }
         node::EMPTY => Made::plain(Vec::new()),
         node::WAIT | node::RECORD => one(reader, Object::Event)?,
         node::ALLOCATE => special::allocation(call, reader)?,
@@ -178,7 +185,7 @@ fn structure(call: &Call<'_>, reader: &mut Reader<'_>) -> Result<Made, Refused> 
     let mut at = 0;
     if is_any(call) {
         at = HEAD;
-        made.words = any(kind, made.words);
+        made.words = any(kind & 0xffff_ffff, made.words);
     }
     if let Some((memory, from, word)) = &mut made.behind {
         made.words[at + *word] = sys::place_words(memory) + 8 * *from as u64;
@@ -196,7 +203,8 @@ pub(super) fn any(kind: u64, of: Vec<u64>) -> Vec<u64> {
 
 /// What is put into a node, then what the table says.
 pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
-    let kind = parts.reader.clone().word()?;
+    let mut ahead = parts.reader;
+    let (kind, graph) = (ahead.word()?, ahead.word());
     let mut made = structure(call, &mut parts.reader)?;
     let growth = Growth::new(call, parts.reader, made.bytes)?;
     if let Some(plan) = &mut made.plan {
@@ -211,6 +219,12 @@ pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refu
     let place = sys::place_words(&mut made.words);
     let result = pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))?;
     growth.done(call, result, parts.reply)?;
+    if result == 0 && kind == node::MOVED {
+        // Behind whether the node is wanted.
+        let mut rest = parts.reader;
+        let owner = rest.word().and_then(|_| rest.word())?;
+        call.session.handles().own((Object::Graph, owner), (Object::Graph, graph?));
+    }
     if result == 0 && special::adds(call) {
         special::returned(call, kind, special::of_kind(call, &made.words, HEAD), parts.reply)?;
     }
@@ -427,8 +441,14 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
     let count = if result == 0 { (memory[0] as usize).min(MOST) } else { return Ok(result) };
     memory = vec![0; 1 + 3 * count];
     memory[0] = count as u64;
-    let words = [Word::Is(graph), Word::At(1), Word::At(1 + count), Word::At(1 + 2 * count), Word::At(0)];
-    let result = driver.named("cuGraphGetEdges_v2", &words, &mut memory);
+    if count > 0 {
+        let words = [Word::Is(graph), Word::At(1), Word::At(1 + count), Word::At(1 + 2 * count), Word::At(0)];
+        let result = driver.named("cuGraphGetEdges_v2", &words, &mut memory);
+        if result != 0 {
+            // A text that nobody fetches would begin the next image.
+            return Ok(result);
+        }
+    }
     let places: HashMap<u64, usize> = nodes.into_iter().zip(0..).collect();
     for (from, to) in memory[1..].iter().zip(&memory[1 + count..1 + 2 * count]) {
         if let (Some(from), Some(to)) = (places.get(from), places.get(to)) {
@@ -438,7 +458,7 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
     text += "}\n";
     parts.lane.image.set(text.len(), || text.into_bytes())?;
     put(parts.reply, parts.lane.image.bytes.len() as u64);
-    Ok(result)
+    Ok(0)
 }
 
 /// Memory that a call has taken for parameters of nodes, before the driver has them.

@@ -91,6 +91,9 @@ pub struct Session {
     pub(super) turn: Turn,
 }
 
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub(super) const RELAXED: u64 = 2;
+
 /// Memory of the program's files that this process maps.
 #[derive(Debug, Default)]
 struct Windows {
@@ -359,6 +362,17 @@ impl Session {
         if !streams.is_empty() {
             recorded.merge(charge);
         }
+    }
+
+    /// Makes a call that the driver refuses to threads that capture, and that is none of the program's.
+    pub(super) fn relaxed(&self, call: impl FnOnce(&Driver) -> u32) -> u32 {
+        let (name, mut mode) = ("cuThreadExchangeStreamCaptureMode", [RELAXED]);
+        let exchanged = self.may_capture() && self.driver.named(name, &[Word::At(0)], &mut mode) == 0;
+        let result = call(&self.driver);
+        if exchanged {
+            self.driver.named(name, &[Word::At(0)], &mut mode);
+        }
+        result
     }
 
     /// May a capture be running?

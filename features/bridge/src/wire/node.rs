@@ -10,6 +10,8 @@ pub const FILL_KIND: u64 = 2;
 pub const FUNCTION: u64 = 3;
 /// A graph.
 pub const GRAPH: u64 = 4;
+/// A graph that the node owns from then on: `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`.
+pub const MOVED: u64 = GRAPH | 1 << 32;
 /// Nothing.
 pub const EMPTY: u64 = 5;
 /// A wait for an event.

@@ -102,7 +102,12 @@ fn any_at(at: *const AnyNode) -> Result<Task> {
         1 => copy_at(rest.wrapping_byte_add(16).cast()),
         2 => fill_at(rest.cast()),
         3 => host_at(rest.cast()),
-        4 => Ok(Task::Graph(word()?)),
+        // The ownership is behind the graph.
+        4 => match sys::read_at(rest.cast::<u32>(), 2) {
+            Some(0) => Ok(Task::Graph(word()?)),
+            Some(1) => Ok(Task::Moved(word()?)),
+            _ => Err(Error::InvalidValue),
+        },
         5 => Ok(Task::Nothing),
         6 => Ok(Task::Wait(word()?)),
         7 => Ok(Task::Record(word()?)),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::pace::Clock;
 use super::{MOST, Watch};
-use crate::server::session::Session;
+use crate::server::session::{RELAXED, Session};
 use crate::server::sys::Word;
 use crate::wire::code;
 
@@ -15,8 +15,6 @@ use crate::wire::code;
 const LOOKS: u32 = 8;
 const OFTENEST: Duration = Duration::from_millis(5);
 const SELDOMEST: Duration = Duration::from_millis(100);
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
-const RELAXED: u64 = 2;
 
 impl Watch {
     /// Starts to look at a session's streams, until it has ended. Without a thread for that nothing may go on.
