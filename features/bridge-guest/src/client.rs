@@ -437,6 +437,7 @@ impl Client {
     fn print(self: &Arc<Self>) {
         /// So much that nobody prints more between two calls.
         const MOST: usize = 64;
+        let _printing = print::begin();
         for _ in 0..MOST {
             let mut reply = Vec::new();
             let asked = self.with_lane(|lane| {

@@ -24,6 +24,7 @@ fn serve(mut stream: Connection) {
             control::STORE => store(&mut stream, words, &mut memory),
             control::PRINT => print(&mut stream, words, &mut memory),
             _ => {
+                print::wait();
                 call::call(words);
                 stream.write_all(&0u64.to_ne_bytes())
             }
