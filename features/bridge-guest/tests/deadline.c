@@ -106,6 +106,20 @@ static int c_legacy(void) { return spin("cuLaunchKernel", NULL), sync_all(); }
 static int c_own(void) { return spin("cuLaunchKernel_ptsz", NULL), ask(); }
 static int c_own_waited(void) { return spin("cuLaunchKernel_ptsz", NULL), sync_all(); }
 static int c_free(void) { return spin("cuLaunchKernel", stream(1)), ask(); }
+/* A kernel behind others that the program has waited for, and one behind others that are not done. */
+static int c_alone(void) {
+    void *on = stream(1);
+    for (int i = 0; i < 31; i++) {
+        int code = nothing(on);
+        if (code || (code = i % 2 ? sync_all() : sync_stream(on))) return code;
+    }
+    return spin("cuLaunchKernel", on), ask();
+}
+static int c_queued(void) {
+    void *on = stream(1);
+    for (int i = 0; i < 24; i++) spin("cuLaunchKernel", on);
+    return ask();
+}
 static int c_blocks(void) {
     void *on = stream(0);
     return spin("cuLaunchKernel", on), sync_stream(on);
@@ -271,7 +285,7 @@ static int c_honest_idle(void) { return nothing(NULL), pass(12 * piece), sync_al
 static const struct {
     const char *name;
     int (*run)(void);
-} cases[] = {CASE(legacy), CASE(own), CASE(own_waited), CASE(free), CASE(blocks), CASE(asked), CASE(thread_ended), CASE(destroyed), CASE(released), CASE(exits), CASE(exits_behind_threads), CASE(exits_after_reset), CASE(reset), CASE(context_destroyed),
+} cases[] = {CASE(legacy), CASE(own), CASE(own_waited), CASE(free), CASE(alone), CASE(queued), CASE(blocks), CASE(asked), CASE(thread_ended), CASE(destroyed), CASE(released), CASE(exits), CASE(exits_behind_threads), CASE(exits_after_reset), CASE(reset), CASE(context_destroyed),
              CASE(hidden), CASE(behind_wait), CASE(before_wait), CASE(before_capture), CASE(graph), CASE(full), CASE(honest_queue), CASE(honest_legacy),
              CASE(honest_own), CASE(honest_many), CASE(honest_waits), CASE(honest_implicit), CASE(honest_callback), CASE(honest_value),
              CASE(honest_capture), CASE(honest_idle)};

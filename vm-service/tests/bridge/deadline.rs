@@ -121,6 +121,22 @@ fn the_end_of_a_context_that_waits_for_what_does_not_end_is_late_too() {
     place.check(&[], &[("reset", "memory", true), ("context_destroyed", "stream", true)]);
 }
 
+/// A kernel that is alone, as the program has waited for all before it, has one deadline. Behind 24 that are not done it has 24.
+#[test]
+fn what_was_waited_for_gives_no_deadlines_to_what_follows() {
+    let place = Place::new("libvm_cuda_fake.so", "500ms");
+    let (ended, first) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for name in ["queued", "alone"] {
+            let (place, ended) = (&place, ended.clone());
+            scope.spawn(move || ended.send(place.run("memory", &[name.to_owned()])).expect("awaited"));
+        }
+        let says = |name: &str| format!("{name}: 702 702 CUDA_ERROR_LAUNCH_TIMEOUT\n");
+        assert_eq!(first.recv(), Ok(says("alone")));
+        assert_eq!(first.recv(), Ok(says("queued")));
+    });
+}
+
 #[test]
 fn kernels_of_ptx_that_do_not_end_are_ended() {
     let place = Place::new("libvm_cuda_cpu.so", "2s");

@@ -25,6 +25,8 @@ pub(super) enum Effect {
     DestroysGraph,
     /// The stream waits for what is no work of its own: another stream, a value, a function of the program.
     Waits(usize),
+    /// The stream of that word, or all of the current context, have nothing left to do if it succeeds.
+    Synchronizes(Option<usize>),
     /// A capture of the stream begins.
     Captures(usize),
     /// The stream of the first word is destroyed.
@@ -73,6 +75,8 @@ fn known(name: &str, stream: Option<usize>) -> Option<Effect> {
         "cuMemcpy3DAsync" => Effect::Copies(Some(Form::Three.words())),
         "cuMemcpy3DPeerAsync" => Effect::Copies(Some(Form::Peer.words())),
         "cuLaunchHostFunc" | "cuStreamAddCallback" => Effect::Waits(0),
+        "cuStreamSynchronize" => Effect::Synchronizes(Some(0)),
+        "cuCtxSynchronize" if stream.is_none() => Effect::Synchronizes(None),
         "cuStreamDestroy" => Effect::Destroys,
         "cuDevicePrimaryCtxRetain" => Effect::Retains,
         "cuCtxCreate" | "cuCtxSetCurrent" | "cuCtxPushCurrent" | "cuCtxPopCurrent" => Effect::Switches,
@@ -115,6 +119,8 @@ mod tests {
         check("cuStreamBatchMemOp_v2", Some((Effect::Waits(0), false)));
         check("cuStreamBeginCapture_v2", Some((Effect::Captures(0), false)));
         check("cuEventRecord", Some((Effect::Works(1), false)));
+        check("cuStreamSynchronize_ptsz", Some((Effect::Synchronizes(Some(0)), true)));
+        check("cuCtxSynchronize", Some((Effect::Synchronizes(None), false)));
         check("cuStreamQuery", None);
         check("cuMemFree_v2", None);
         for (at, function) in FUNCTIONS.iter().enumerate().filter(|(at, _)| MODES[*at] == Mode::Posted) {

@@ -24,6 +24,8 @@ pub(in crate::server) enum Pending {
     },
     /// A stream waits.
     Waits(Arc<Stream>, bool),
+    /// Streams by their numbers, and how much is done of each if the call succeeds.
+    Synchronizes(Vec<(u64, u64)>),
     Captures,
     /// A graph of the driver's is made executable.
     Instantiates(u64),
@@ -116,6 +118,7 @@ impl Marks {
                 (word(1), locked(&self.watch.state).graphs.get(&word(0)).copied().unwrap_or(GROUP))
             }
             Effect::Waits(at) | Effect::Captures(at) => (word(at), 0),
+            Effect::Synchronizes(at) => return Ok(self.synchronizes(session, at.map(word), own)),
             Effect::Instantiates => {
                 return Ok(Pending::Instantiates(session.handles().real(Object::Graph, word(1))?));
             }
@@ -160,6 +163,20 @@ impl Marks {
             drop(locked(&self.watch.asking));
         }
         Ok(if captures { Pending::Captures } else { Pending::Waits(stream.clone(), may_capture) })
+    }
+
+    fn synchronizes(&mut self, session: &Session, id: Option<u64>, own: bool) -> Pending {
+        let put = |stream: &Arc<Stream>| (stream.number, stream.put.load(SeqCst));
+        let done = match id {
+            Some(id) => self.find(session, id, own).map(|at| put(&self.known[at].2)).into_iter().collect(),
+            None => {
+                let context = super::current(session.driver());
+                let state = locked(&self.watch.state);
+                let streams = state.entries.values().map(|entry| &entry.stream);
+                streams.filter(|stream| stream.context == context).map(put).collect()
+            }
+        };
+        Pending::Synchronizes(done)
     }
 
     fn destroys(&mut self, session: &Session, id: u64) -> Pending {
@@ -226,6 +243,15 @@ impl Marks {
                     watch.mark(session, &stream, true);
                 }
             }
+            Pending::Synchronizes(streams) if done => {
+                let mut state = locked(&watch.state);
+                for (number, put) in streams {
+                    if let Some(entry) = state.entries.get_mut(&number).filter(|entry| entry.reached < put) {
+                        entry.reached = put;
+                        entry.waited = entry.waited.map(|_| Duration::ZERO);
+                    }
+                }
+            }
             Pending::Captures => {
                 watch.beginning.fetch_sub(1, SeqCst);
             }
@@ -248,7 +274,7 @@ impl Marks {
                     locked(&watch.state).primaries.insert(device, context);
                 }
             }
-            Pending::Instantiates(_) | Pending::Retains(_) => {}
+            Pending::Instantiates(_) | Pending::Retains(_) | Pending::Synchronizes(_) => {}
             Pending::Switches => self.switch(session),
             Pending::Ends(ending, known) => {
                 Self::ended(watch, session, ending, *known, done);
