@@ -253,7 +253,7 @@ fn a_program_that_faults_or_is_killed_is_no_other_programs_matter() {
 /// Attributes of devices whose functions do not cross, each with those: it says no whatever the driver says. What of these is supported one day is to be
 /// said of the device, too.
 const ABSENT: [(u32, &[&str]); 27] = [
-    // Memory of the program that the device reaches as it is, and what is managed in batches.
+    // Access to pageable memory, and managed memory in batches.
     (88, &["cuMemPrefetchBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"]),
     (100, &[]),
     (101, &[]),

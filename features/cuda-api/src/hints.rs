@@ -1,10 +1,10 @@
-//! Hints about managed memory: what `cuMemAdvise` and `cuMemPrefetchAsync` set and `cuMemRangeGetAttribute` returns (CUDA driver API,
+//! Hints about managed memory: `cuMemAdvise` and `cuMemPrefetchAsync` set them, and `cuMemRangeGetAttribute` returns them (CUDA driver API,
 //! "Unified Addressing").
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Hints hold for whole pages of the host.
+/// Hints apply to whole pages of the host, in bytes.
 const PAGE: u64 = 4096;
 
 /// A `CUmemLocation`.
@@ -20,13 +20,13 @@ impl Location {
     /// The host: `CU_MEM_LOCATION_TYPE_HOST`.
     pub const HOST: Self = Self { kind: 2, id: 0 };
 
-    /// The location that functions before CUDA 12.2 name by a device, or by −1 for the host.
+    /// The location of a device ordinal, or of the host for −1 (`CU_DEVICE_CPU`), as functions before CUDA 12.2 pass it.
     #[must_use]
     pub fn of_device(device: i32) -> Self {
         if device == -1 { Self::HOST } else { Self { kind: 1, id: device } }
     }
 
-    /// Reads a `CUmemLocation` as it is passed by value: its type in the lower half of the word, its ID in the upper. `None` if there is no such type.
+    /// Reads a `CUmemLocation` that is passed by value: the lower half of the word is its type, the upper half its ID. `None` for an unknown type.
     #[must_use]
     pub fn parse(word: u64) -> Option<Self> {
         let kind = word as u32;
@@ -39,7 +39,8 @@ impl Location {
         (self.kind == 1).then_some(self.id)
     }
 
-    /// How functions before CUDA 12.2 name it: a device, −1 for the host (`CU_DEVICE_CPU`), −2 for none (`CU_DEVICE_INVALID`).
+    /// The number that functions before CUDA 12.2 return: a device ordinal, −1 for the host (`CU_DEVICE_CPU`), or −2 for no location
+    /// (`CU_DEVICE_INVALID`).
     fn number(self) -> i32 {
         match self.kind {
             0 => INVALID,
@@ -64,12 +65,12 @@ struct Hint {
 /// The hints of all managed memory.
 #[derive(Clone, Debug, Default)]
 pub struct Hints {
-    /// Each holds from its address up to the next one's.
+    /// The hint of each range, by the range's start. A range ends where the next one begins.
     from: BTreeMap<u64, Hint>,
 }
 
 impl Hints {
-    /// Sets what a `CUmem_advise` says of a range. Returns whether there is such advice.
+    /// Applies a `CUmem_advise` to a range. Returns whether the advice is known.
     pub fn advise(&mut self, range: Range<u64>, advice: i32, location: Location) -> bool {
         let by = location.number();
         match advice {
@@ -93,18 +94,18 @@ impl Hints {
         matches!(advice, 1 | 2 | 4)
     }
 
-    /// Sets where a range was prefetched to.
+    /// Records the location that a range was prefetched to.
     pub fn prefetch(&mut self, range: Range<u64>, to: Location) {
         self.change(range, |hint| hint.prefetched = Some(to));
     }
 
-    /// Drops the hints of a range, when it is freed.
+    /// Clears the hints of a range that is freed.
     pub fn forget(&mut self, range: Range<u64>) {
         self.change(range, |hint| *hint = Hint::default());
     }
 
-    /// Returns the value of a `CUmem_range_attribute` that all pages of a range have, in `len` bytes of 32-bit numbers. `None` if there is no such
-    /// attribute, or it has another length.
+    /// Returns the value of a `CUmem_range_attribute` that all pages of a range share, as `len` bytes of 32-bit numbers. `None` if the attribute
+    /// is unknown or has another length.
     #[must_use]
     pub fn attribute(&self, range: Range<u64>, attribute: i32, len: usize) -> Option<Vec<i32>> {
         if len == 0 || !len.is_multiple_of(4) || attribute != 3 && len != 4 {
@@ -134,7 +135,7 @@ impl Hints {
         })
     }
 
-    /// The hints that hold in a range, in the order of addresses.
+    /// Returns the hints of the pages in a range.
     fn of(&self, range: Range<u64>) -> Vec<Hint> {
         let first =
             self.from.range(..=range.start).next_back().map(|(_, hint)| hint.clone()).unwrap_or_default();
@@ -142,7 +143,7 @@ impl Hints {
         std::iter::once(first).chain(rest).collect()
     }
 
-    /// Changes the hints of the pages that a range touches.
+    /// Changes the hints of all pages that overlap a range.
     fn change(&mut self, range: Range<u64>, mut change: impl FnMut(&mut Hint)) {
         let start = range.start / PAGE * PAGE;
         let end = range.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
@@ -151,7 +152,7 @@ impl Hints {
             self.from.entry(at).or_insert(hint);
         }
         self.from.range_mut(start..end).for_each(|(_, hint)| change(hint));
-        // What says the same as what is before it goes.
+        // Merge ranges with equal hints.
         let mut before =
             self.from.range(..start).next_back().map(|(_, hint)| hint.clone()).unwrap_or_default();
         let touched: Vec<u64> = self.from.range(start..=end).map(|(at, _)| *at).collect();

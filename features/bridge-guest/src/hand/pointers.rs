@@ -50,7 +50,7 @@ fn registered(at: usize, attributes: &[u32]) -> Result<Option<Values>, u32> {
     Ok(Some(attributes.iter().map(value).collect()))
 }
 
-/// What is said of managed memory. The driver knows it as memory of the host that is registered.
+/// Attributes of managed memory, which is registered host memory to the driver.
 fn managed(of: &Allocation, at: usize, attributes: &[u32]) -> Result<Values, u32> {
     /// `CU_POINTER_ATTRIBUTE_P2P_TOKENS` and `…_SYNC_MEMOPS`; `CU_MEMORYTYPE_DEVICE`.
     const TOKENS: u32 = 5;

@@ -445,7 +445,7 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
         let words = [Word::Is(graph), Word::At(1), Word::At(1 + count), Word::At(1 + 2 * count), Word::At(0)];
         let result = driver.named("cuGraphGetEdges_v2", &words, &mut memory);
         if result != 0 {
-            // A text that nobody fetches would begin the next image.
+            // Without a text: the client fetches none after an error.
             return Ok(result);
         }
     }
