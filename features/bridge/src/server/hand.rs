@@ -523,8 +523,7 @@ fn host_allocate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refus
     let (at, flags) = (parts.reader.word()?, parts.reader.word()?);
     let len = call.session.begin_registration(at)?;
     let words = [Word::Is(at), Word::Is(len), Word::Is(flags & REGISTER_FLAGS)];
-    // To the program it is an allocation, which some captures allow.
-    let result = call.session.relaxed(|driver| driver.named("cuMemHostRegister_v2", &words, &mut []));
+    let result = call.session.driver().named("cuMemHostRegister_v2", &words, &mut []);
     if result != 0 {
         call.session.unmap(at, true);
     }
@@ -542,8 +541,7 @@ fn host_free(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> 
         // What uses it has run then; where that failed, the next call says so. A capture would end by it.
         driver.named("cuCtxSynchronize", &[], &mut []);
     }
-    let words = [Word::Is(at)];
-    let result = call.session.relaxed(|driver| driver.named("cuMemHostUnregister", &words, &mut []));
+    let result = driver.named("cuMemHostUnregister", &[Word::Is(at)], &mut []);
     if result == 0 || has_ended {
         call.session.unmap(at, result == 0);
     }
