@@ -440,7 +440,7 @@ impl<'b> Maker<'b> {
             }),
             // Two at once: what one had may be the other's result.
             _ => k.map([other, sum], [sum, other], |i, j, [x, y]| {
-                let kept = if element == Scalar::F32 && self.random.below(2) == 0 { y } else { x };
+                let kept = if y.ty() == x.ty() && self.random.below(2) == 0 { y } else { x };
                 [self.on_values(vec![i, j, x, y], element), kept]
             }),
         }

@@ -117,8 +117,14 @@ pub(crate) fn cuLinkAddData_v2(_: usize, words: &[usize]) -> Result<(), u32> {
 }
 
 pub(crate) fn cuLinkAddFile_v2(_: usize, words: &[usize]) -> Result<(), u32> {
+    /// `CU_JIT_INPUT_PTX`, which ends with a zero. An archive ends with its last member: drivers fail on a byte behind it.
+    const PTX: usize = 1;
     let [link, kind, path, count, kinds, values] = *words else { return Err(code::INVALID_VALUE) };
-    add(link, kind, &file(path)?, path, [count, kinds, values])
+    let mut image = file(path)?;
+    if kind != PTX {
+        image.pop();
+    }
+    add(link, kind, &image, path, [count, kinds, values])
 }
 
 /// Fetches so many bytes that the server keeps for this thread.

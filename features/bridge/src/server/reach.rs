@@ -4,7 +4,8 @@
 //! the driver gets it. The driver makes no call but a [`Checked`] one. `functions.txt` names the length of every address parameter;
 //! addresses in structures are checked where those are unpacked.
 
-use vm_cuda_api::{FUNCTIONS, Kind};
+use vm_cuda_api::names::is_per_thread;
+use vm_cuda_api::{FUNCTIONS, Kind, Object};
 
 use super::session::Session;
 use super::sys::Word;
@@ -28,8 +29,11 @@ impl<'a> Checked<'a> {
             _ => 0,
         };
         for (at, parameter) in FUNCTIONS[number].parameters.iter().enumerate() {
-            if let Kind::Address(extent) = parameter.kind {
-                reach(session, value(at), extent.bytes(value))?;
+            if let Kind::Address(extent) = parameter.kind
+                && let Err(code) = reach(session, value(at), extent.bytes(value))
+                && !is_recorded_fill(session, number, words)
+            {
+                return Err(code);
             }
         }
         Ok(Self { number, words })
@@ -47,6 +51,23 @@ impl<'a> Checked<'a> {
     pub(super) fn words(&self) -> &'a [Word] {
         self.words
     }
+}
+
+/// Returns whether a call records a fill into a capture: the device then makes it, as a kernel would, and only when the graph is launched. Programs record
+/// fills of addresses that they replace in the executable graph.
+fn is_recorded_fill(session: &Session, number: usize, words: &[Word]) -> bool {
+    const PER_THREAD: u64 = 2;
+    let function = &FUNCTIONS[number];
+    let stream =
+        function.parameters.iter().position(|parameter| parameter.kind == Kind::Handle(Object::Stream));
+    let (Some(at), true) = (stream, function.name.starts_with("cuMemset") && session.may_capture()) else {
+        return false;
+    };
+    let Some(Word::Is(stream)) = words.get(at) else { return false };
+    let stream = if *stream == 0 && is_per_thread(&function.name) { PER_THREAD } else { *stream };
+    let mut memory = [0];
+    let result = session.driver().named("cuStreamIsCapturing", &[Word::Is(stream), Word::At(0)], &mut memory);
+    result == 0 && memory[0] & 0xffff_ffff != 0
 }
 
 /// Checks an address and a length, which is `None` if it overflows.
