@@ -110,7 +110,7 @@ pub(crate) const FILE_LOCK: Duration = Duration::from_secs(2);
 /// How often a request that waits for a guest checks that its client is still connected.
 pub(crate) const CALLER_CHECK: Duration = Duration::from_secs(1);
 
-/// A client of the daemon completes a request's head, and then its body.
+/// A client of the daemon completes a request's head, and then its body, and reads some of what is sent to it.
 pub(crate) const API_CLIENT: Duration = Duration::from_secs(10);
 
 /// The daemon answers what takes a guest no time.

@@ -2,15 +2,16 @@
 //!
 //! Any user who can open a file for reading can lock it. So only files with mode 0600 are locked, never a directory.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use vm_files::Entry;
 
 use crate::deadlines::FILE_LOCK;
 
@@ -38,6 +39,7 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
 #[derive(Debug)]
 pub(crate) struct PathLock {
     path: PathBuf,
+    at: Entry,
     file: File,
 }
 
@@ -51,13 +53,14 @@ impl PathLock {
         name.push(path.file_name().ok_or_else(|| io::Error::other("the path has no name"))?);
         name.push(".lock");
         let path = folder_of(path).join(name);
+        let at = vm_files::entry(&path)?;
         let until = Instant::now() + FILE_LOCK;
         loop {
-            let file = open(&path)?;
+            let file = open_at(&path, &at)?;
             let is_locked = has_locked(&file)?;
             // The last holder may have removed the file: then another process can lock a new one.
             if is_locked && file.metadata()?.nlink() > 0 {
-                return Ok(Self { path, file });
+                return Ok(Self { path, at, file });
             }
             if Instant::now() >= until {
                 let text = format!("another process has locked {}; `fuser` names it", path.display());
@@ -69,7 +72,7 @@ impl PathLock {
 
 impl Drop for PathLock {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.path) {
+        if let Err(error) = unlinkat(&self.at.folder, &self.at.name, AtFlags::empty()) {
             tracing::warn!("the lock file {} can't be removed: {error}", self.path.display());
         }
         // Not left to the end of the descriptor, which a child may have inherited. It can't fail on a locked file.
@@ -82,10 +85,14 @@ impl Drop for PathLock {
 /// # Errors
 /// When the file is not a regular file, another user owns it, or its mode lets other users open it.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
+    open_at(path, &vm_files::entry(path)?)
+}
+
+fn open_at(path: &Path, at: &Entry) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let refused =
         |what: &str| io::Error::other(format!("the lock file {} {what}; remove it", path.display()));
-    let file = match openat(CWD, path, flags, Mode::RUSR | Mode::WUSR) {
+    let file = match openat(&at.folder, &at.name, flags, Mode::RUSR | Mode::WUSR) {
         Err(Errno::LOOP) => return Err(refused("is a symbolic link")),
         file => File::from(file?),
     };
@@ -100,7 +107,10 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
+    use rustix::fs::CWD;
 
     use super::*;
 

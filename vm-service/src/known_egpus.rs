@@ -29,7 +29,6 @@ use vm_passthrough::ledger;
 use vm_passthrough::usb4::UniqueId;
 
 use crate::config::is_name;
-use crate::save;
 use crate::saved::{ids_of, text_of};
 
 /// Most bytes of the file: thousands of enclosures.
@@ -90,7 +89,7 @@ impl EgpuStore {
     pub(crate) fn read(host: &Host) -> Result<Self, String> {
         let path = path(host);
         let read = || -> Result<Option<String>, String> {
-            let file = match save::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY) {
+            let file = match vm_files::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 file => file.map_err(|error| error.to_string())?,
             };
@@ -115,7 +114,7 @@ impl EgpuStore {
         let path = path(host);
         let written = DirBuilder::new().recursive(true).mode(0o755).create(&host.lasting).and_then(|()| {
             let text = self.text().map_err(io::Error::other)?;
-            save::replace(&path, |mut file| {
+            vm_files::replace(&path, |mut file| {
                 fchmod(file, Mode::RUSR | Mode::WUSR)?;
                 file.write_all(text.as_bytes())
             })?;

@@ -29,7 +29,6 @@ mod npus;
 mod output;
 mod process;
 mod sandbox;
-mod save;
 mod saved;
 pub mod signals;
 mod socket;

@@ -31,8 +31,6 @@ use vm_passthrough::ledger::{self, LedgerError, NotesLock};
 use vm_passthrough::pci::PciIds;
 use vm_passthrough::{Host, PciAddress};
 
-use crate::save;
-
 /// Most bytes of a file: all functions of a bus take a third of it.
 const MAX_BYTES: u64 = 64 << 10;
 /// Version of the format, which a file of a newer one says.
@@ -157,7 +155,7 @@ fn is_absent(error: &io::Error) -> bool {
 
 fn read(path: &Path) -> Read {
     let mut text = String::new();
-    let opened = save::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)
+    let opened = vm_files::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0)
         .and_then(|file| Ok((file.metadata()?, file)))
         .map_err(|error| error.to_string());
     let saved = opened
@@ -301,7 +299,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 }
 
 fn write(path: &Path, text: &[u8]) -> io::Result<()> {
-    save::replace(path, |mut file| {
+    vm_files::replace(path, |mut file| {
         fchmod(file, Mode::RUSR | Mode::WUSR)?;
         file.write_all(text)
     })

@@ -2,13 +2,14 @@
 
 use std::fs::{self, FileType};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::control::{in_folder, reach};
+use crate::control::reach;
 use crate::flock::{PathLock, folder_of};
 
 /// A path on which nothing can listen.
@@ -54,21 +55,21 @@ pub(crate) fn listen(path: &Path, mode: Option<u32>) -> Result<UnixListener, Lis
 }
 
 fn make(path: &Path, mode: Option<u32>) -> Result<UnixListener, Cause> {
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| io::Error::other("its path has no name"))?;
+    let at = vm_files::entry(path)?;
+    let name = at.name.to_str().ok_or_else(|| io::Error::other("its name is not UTF-8"))?;
+    // A path to the open directory, which is also short enough for the address of a socket.
+    let here = Path::new("/proc/self/fd").join(at.folder.as_raw_fd().to_string()).join(name);
     // Only the holder of the lock removes a stale socket: another process may have put a live one there since it was found stale.
-    let lock = is_stale(path, name)?.then(|| PathLock::take(path)).transpose()?;
-    if lock.is_some() && is_stale(path, name)? {
-        fs::remove_file(path)?;
+    let lock = is_stale(&here, name)?.then(|| PathLock::take(path)).transpose()?;
+    if lock.is_some() && is_stale(&here, name)? {
+        fs::remove_file(&here)?;
     }
     // The path appears only after `listen` and with its final permissions, so a client that polls for it can connect.
-    let listening = in_folder(folder_of(path), name, |path| {
-        let prepared = tempfile::Builder::new().make_in(folder_of(&path), |path| UnixListener::bind(path))?;
-        if let Some(mode) = mode {
-            fs::set_permissions(prepared.path(), fs::Permissions::from_mode(mode))?;
-        }
-        Ok(prepared.persist_noclobber(&path)?)
-    });
+    let prepared = tempfile::Builder::new().make_in(folder_of(&here), |path| UnixListener::bind(path))?;
+    if let Some(mode) = mode {
+        fs::set_permissions(prepared.path(), fs::Permissions::from_mode(mode))?;
+    }
+    let listening = prepared.persist_noclobber(&here).map_err(io::Error::from);
     match listening {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Cause::Listened),
         listening => Ok(listening?),

@@ -547,6 +547,33 @@ fn a_daemon_whose_state_directory_was_removed_ends_and_says_so() {
     world.serve();
 }
 
+/// As many as the daemon serves at once.
+#[test]
+fn clients_that_never_read_lock_nobody_out() {
+    let mut world = World::new();
+    world.serve();
+    let requests = "GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n".repeat(200);
+    let clients: Vec<_> = std::iter::repeat_with(|| {
+        let mut client = UnixStream::connect(world.path("state/daemon.sock")).expect("a connection");
+        client.write_all(requests.as_bytes()).expect("sent");
+        client
+    })
+    .take(256)
+    .collect();
+    world.wait_until("an answer to another client", |world| world.run("guests").status.success());
+    for mut client in clients {
+        client.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+        // All that was sent before the daemon closed the connection: it answers no more.
+        let mut answers = Vec::new();
+        match client.read_to_end(&mut answers) {
+            Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => {
+                panic!("not closed: {error}")
+            }
+            _ => assert!(answers.starts_with(b"HTTP/1.1 200")),
+        }
+    }
+}
+
 #[test]
 fn who_is_not_answered_learns_why() {
     let mut world = World::new();

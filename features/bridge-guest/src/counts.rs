@@ -46,5 +46,6 @@ extern "C" fn write() {
         let _ = writeln!(text, "{asked} {posted} {name}");
     }
     // Nobody is left to be told.
-    let _ = std::fs::write(path, text);
+    let _ =
+        vm_files::replace(path.as_ref(), |mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
 }

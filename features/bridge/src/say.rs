@@ -1,9 +1,11 @@
 //! What the user of a program is told by the libraries that it loads.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::OFlags;
 
 /// Says something, once in a process.
 pub fn once(text: &str) {
@@ -30,5 +32,5 @@ pub fn quietly(text: &str) {
 
 fn log() -> Option<File> {
     let path = std::env::var_os("VM_BRIDGE_LOG")?;
-    OpenOptions::new().create(true).append(true).open(path).ok()
+    vm_files::open(path.as_ref(), OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND, 0o666).ok()
 }

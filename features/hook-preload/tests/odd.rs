@@ -115,5 +115,13 @@ fn odd_programs_find_the_same() {
     let fifo = folder.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
     check("fails", failed, &[("VMM_LOG_FILE", fifo.to_str().expect("a path"))]);
+    if Command::new("id").arg("-u").output().expect("id").stdout == b"0\n" {
+        let folder = folder.path();
+        std::fs::create_dir(folder.join("aim")).expect("a directory");
+        std::os::unix::fs::symlink("aim", folder.join("link")).expect("a link");
+        std::os::unix::fs::lchown(folder.join("link"), Some(12345), None).expect("another owner");
+        check("fails", failed, &[("VMM_LOG_FILE", folder.join("link/log").to_str().expect("a path"))]);
+        assert!(!folder.join("aim/log").exists());
+    }
     check("cancels", "cancelled: 1, behind a call: 2\n", &[]);
 }

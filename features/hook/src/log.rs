@@ -1,9 +1,8 @@
 //! The log: a JSON object in each line, each of them written at once, so that threads and forks leave whole lines.
 
 use std::fmt::Write as _;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -113,10 +112,9 @@ struct Log {
 impl Log {
     /// Opens one to append. A FIFO that nobody reads is refused, not waited for.
     fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let mut options = OpenOptions::new();
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK;
         // It tells of the program's memory: whatever the umask, no other user reads it.
-        let file = options.append(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
+        let file = vm_files::open(path, flags, 0o600)?;
         // Who reads slowly loses nothing.
         let flags = fcntl_getfl(&file)?;
         fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;

@@ -3,16 +3,15 @@
 //! The server creates and writes the files, in the directory that it checked when it started. A worker, which its program may have taken over, only
 //! sends its recording over a socket.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::Shutdown;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 use vm_passthrough::ledger::check_trusted;
 
@@ -82,11 +81,8 @@ impl Records {
     pub(super) fn open(options: &RecordOptions) -> Result<Self, BridgeError> {
         let RecordOptions { folder: path, limit, total } = options;
         let opened = || {
-            match DirBuilder::new().mode(0o700).create(path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
-            let folder = open(path)?;
+            let folder = vm_files::open_folder(path, 0o700, false)?;
+            check_trusted(path, &folder.metadata()?, true).map_err(io::Error::other)?;
             let mut used = 0u64;
             for entry in Dir::read_from(&folder)? {
                 let entry = entry?;
@@ -177,19 +173,6 @@ impl Records {
             }
         }
     }
-}
-
-/// Opens a directory, which must be this user's own.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let folder = match openat(CWD, path, flags, Mode::empty()) {
-        Err(Errno::NOTDIR) if path.is_symlink() => {
-            return Err(io::Error::other("it is a symbolic link"));
-        }
-        folder => File::from(folder?),
-    };
-    check_trusted(path, &folder.metadata()?, true).map_err(io::Error::other)?;
-    Ok(folder)
 }
 
 /// Returns the bytes that a file of a length counts with.

@@ -17,7 +17,6 @@ use crate::json::{self, Body};
 use crate::kernel::args::{self, CompileArgs, TargetArg};
 use crate::kernel::file::Loaded;
 use crate::kernel::{argument, assembler, cache, file, wait};
-use crate::save;
 use crate::table::{Table, printable};
 
 /// Compiles a file, and prints or writes the code.
@@ -78,7 +77,7 @@ pub(crate) fn run(context: &mut Context<'_>, arguments: &CompileArgs) -> Result<
 
 /// Writes code to a file, whole or not at all.
 pub(super) fn write(path: &Path, code: &[u8]) -> Result<(), Failure> {
-    save::replace(path, |mut file| file.write_all(code)).map_err(|error| {
+    vm_files::replace(path, |mut file| file.write_all(code)).map_err(|error| {
         Failure::failed(format_args!(
             "{} can't be written: {error}; check the path and its permissions",
             path.display()

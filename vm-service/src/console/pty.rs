@@ -3,15 +3,17 @@
 //! Nobody having it open is like a serial line without a cable: what the guest writes meanwhile is dropped, so that it need not
 //! wait. The Linux kernel shows that as a hangup, once the terminal's side was opened and closed for the first time.
 
-use std::fs;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, readlinkat, symlinkat, unlinkat};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use vm_files::Entry;
 
 use crate::flock::PathLock;
 
@@ -67,6 +69,7 @@ impl Write for Pty {
 #[derive(Debug)]
 pub struct Link {
     path: PathBuf,
+    at: Entry,
     terminal: PathBuf,
 }
 
@@ -77,22 +80,29 @@ impl Link {
     /// # Errors
     /// When something else is there, as a link to a pseudo-terminal that somebody has, or no link can be made.
     pub fn new(terminal: &Path, path: &Path) -> io::Result<Self> {
+        let at = vm_files::entry(path)?;
         // Only the holder of the lock removes a stale link: another guest may have replaced it since it was found stale.
-        let lock = is_stale(path, terminal)?.then(|| PathLock::take(path)).transpose()?;
-        if lock.is_some() && is_stale(path, terminal)? {
-            fs::remove_file(path)?;
+        let lock = is_stale(&at, terminal)?.then(|| PathLock::take(path)).transpose()?;
+        if lock.is_some() && is_stale(&at, terminal)? {
+            unlinkat(&at.folder, &at.name, AtFlags::empty())?;
         }
-        std::os::unix::fs::symlink(terminal, path)?;
-        Ok(Self { path: path.into(), terminal: terminal.into() })
+        symlinkat(terminal, &at.folder, &at.name)?;
+        Ok(Self { path: path.into(), at, terminal: terminal.into() })
     }
+}
+
+/// Returns the target of a link; `None` if there is no link.
+fn target(at: &Entry) -> Option<PathBuf> {
+    let target = readlinkat(&at.folder, &at.name, Vec::new()).ok()?;
+    Some(OsString::from_vec(target.into_bytes()).into())
 }
 
 /// Whether a path is a link to a pseudo-terminal that is gone, or is `terminal`.
 ///
 /// # Errors
 /// When another process has that pseudo-terminal.
-fn is_stale(path: &Path, terminal: &Path) -> io::Result<bool> {
-    let Ok(target) = fs::read_link(path) else { return Ok(false) };
+fn is_stale(at: &Entry, terminal: &Path) -> io::Result<bool> {
+    let Some(target) = target(at) else { return Ok(false) };
     if target != terminal && target.starts_with("/dev/pts") && target.try_exists()? {
         let reason = format!("it leads to {}, which is in use", target.display());
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason));
@@ -102,8 +112,8 @@ fn is_stale(path: &Path, terminal: &Path) -> io::Result<bool> {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let is_ours = fs::read_link(&self.path).is_ok_and(|target| target == self.terminal);
-        if is_ours && let Err(error) = fs::remove_file(&self.path) {
+        let is_ours = target(&self.at).is_some_and(|target| target == self.terminal);
+        if is_ours && let Err(error) = unlinkat(&self.at.folder, &self.at.name, AtFlags::empty()) {
             tracing::warn!("the link {} to the console can't be removed: {error}", self.path.display());
         }
     }
@@ -111,6 +121,8 @@ impl Drop for Link {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

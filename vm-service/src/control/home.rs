@@ -4,10 +4,10 @@
 //! with it: a process ID, which may belong to another process by now, tells nothing. What a guest that died has left is removed by
 //! whoever takes the lock next.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -206,7 +206,7 @@ impl Drop for GuestHome {
 ///
 /// # Errors
 /// What `act` answers, and when the directory can't be opened.
-pub(crate) fn in_folder<T>(
+pub(super) fn in_folder<T>(
     folder: &Path,
     name: &str,
     act: impl FnOnce(PathBuf) -> io::Result<T>,
@@ -221,8 +221,7 @@ fn take(host: &Host, path: &Path) -> io::Result<Option<GuestHome>> {
     let until = Instant::now() + LOOKED_AT;
     loop {
         for (folder, mode) in [(&*host.state, 0o755), (&folder(host), 0o700), (path, 0o700)] {
-            DirBuilder::new().recursive(true).mode(mode).create(folder)?;
-            let data = folder.symlink_metadata()?;
+            let data = vm_files::open_folder(folder, mode, true)?.metadata()?;
             if data.uid() == 0 && !geteuid().is_root() {
                 return Err(io::ErrorKind::PermissionDenied.into());
             }

@@ -22,7 +22,7 @@ mod wire;
 use std::os::fd::AsFd;
 
 pub(crate) use client::{CallError, Caller, Connection, reach};
-pub(crate) use home::{GuestHome, HomeError, LOG, PREVIOUS_LOG, in_folder, names};
+pub(crate) use home::{GuestHome, HomeError, LOG, PREVIOUS_LOG, names};
 pub(crate) use server::{Answer, Controlled, Outbox, Server};
 pub(crate) use wire::{Address, AttachOptions, AttachRequest, DetachHow, DetachOptions, DetachRequest};
 

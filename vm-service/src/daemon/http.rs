@@ -1,8 +1,11 @@
-//! HTTP/1.1 on the daemon's socket, with bounds: connections, and the time that a request's head may take.
+//! HTTP/1.1 on the daemon's socket, with bounds: connections, the time that a request's head may take, and the time that a
+//! client may leave its responses unread.
 
 use std::io;
 use std::os::fd::AsFd as _;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
@@ -10,9 +13,11 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::sync::watch::Receiver;
+use tokio::time::Sleep;
 
 use super::socket::Listening;
 use crate::control::{self, Caller};
@@ -74,7 +79,7 @@ pub(super) async fn serve(
                 .header_read_timeout(API_CLIENT)
                 // Who has said all that it has to say may close its half.
                 .half_close(true)
-                .serve_connection(TokioIo::new(stream), service)
+                .serve_connection(TokioIo::new(Client { stream, full: None }), service)
                 .await;
             if let Err(error) = served {
                 tracing::debug!(%error, "a connection ended");
@@ -91,4 +96,69 @@ async fn accept(
     let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     Ok((stream, permit))
+}
+
+/// A client's connection. A write to it fails if the client reads nothing for [`API_CLIENT`].
+#[derive(Debug)]
+struct Client {
+    stream: UnixStream,
+    /// Ends when the client has read nothing for too long; `None` while the socket has room.
+    full: Option<Pin<Box<Sleep>>>,
+}
+
+impl Client {
+    fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut UnixStream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let written = write(Pin::new(&mut self.stream), context);
+        if written.is_ready() {
+            self.full = None;
+            return written;
+        }
+        let full = self.full.get_or_insert_with(|| Box::pin(tokio::time::sleep(API_CLIENT)));
+        ready!(full.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its responses")))
+    }
+}
+
+impl AsyncRead for Client {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Client {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.write(context, |stream, context| stream.poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.write(context, |stream, context| stream.poll_write_vectored(context, parts))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }

@@ -1,8 +1,8 @@
 //! The daemon's socket: made here, or passed by systemd.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -123,9 +123,9 @@ pub(super) fn listen(host: &Host, named: Option<&PathBuf>) -> Result<Listening, 
 /// The lock of whoever serves; `None` when another has it. A daemon that has just ended may have left it for a moment to a child
 /// that it made, until that has closed what it does not need.
 fn lock(state: &Path) -> io::Result<Option<File>> {
-    DirBuilder::new().recursive(true).mode(0o755).create(state)?;
+    let folder = vm_files::open_folder(state, 0o755, true)?;
     // Another user could take the names in it, or move it.
-    check_trusted(state, &state.symlink_metadata()?, true).map_err(io::Error::other)?;
+    check_trusted(state, &folder.metadata()?, true).map_err(io::Error::other)?;
     let lock = flock::open(&state.join(LOCK))?;
     Ok(has_locked(&lock)?.then_some(lock))
 }

@@ -17,8 +17,6 @@ use vm_ir::Scalar;
 use vm_ir::interp::Tensor;
 use vm_ir::limits::{MAX_EXTENT, MAX_RANK};
 
-use crate::save;
-
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// The longest header that is read; NumPy's own for an array of four dimensions has 118 bytes.
 const MAX_HEADER: usize = 4096;
@@ -102,13 +100,13 @@ fn read_from(file: &mut impl io::Read, length: u64, element: Scalar) -> Result<T
     Ok(Tensor { element, extents: header.shape, bytes: elements })
 }
 
-/// Writes an array, all of it or nothing ([`save::replace`]).
+/// Writes an array, all of it or nothing ([`vm_files::replace`]).
 ///
 /// # Errors
 /// When the file can't be written.
 pub(crate) fn write(path: &Path, tensor: &Tensor) -> Result<(), NpyError> {
     let io = |source| NpyError::Io { path: path.into(), what: "written", source };
-    save::replace(path, |file| write_to(file, tensor)).map_err(io)
+    vm_files::replace(path, |file| write_to(file, tensor)).map_err(io)
 }
 
 fn write_to(file: &File, tensor: &Tensor) -> io::Result<()> {

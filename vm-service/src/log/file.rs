@@ -17,13 +17,13 @@
 //! The directory is this user's, and nobody else may write to it, or they could put a link or another file at these names. Links
 //! are not followed all the same. The lock's file is for its owner alone: whoever may open it could lock it.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, openat, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use vm_passthrough::ledger::check_trusted;
 
@@ -135,9 +135,7 @@ impl LogFile {
 
 impl Open {
     fn new(path: &Path) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o750).create(path)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = File::from(openat(CWD, path, flags, Mode::empty())?);
+        let folder = vm_files::open_folder(path, 0o750, true)?;
         check_trusted(path, &folder.metadata()?, true).map_err(io::Error::other)?;
         let lock = open_in(&folder, path, LOCK, Mode::RUSR | Mode::WUSR)?;
         Ok(Self { folder, lock, file: None, end: None })

@@ -1,7 +1,7 @@
 //! Operating `bridge serve` and `bridge replay`: the confinement of workers, recordings, and socket paths.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -288,6 +288,16 @@ fn a_directory_of_recordings_is_this_users_own_and_no_link() {
     }
     chown(&folder, Some(65534), None).expect("another owner");
     refused(&folder, "belongs to user 65534 and not to 0");
+    // Another user's link on the way to the directory, or to the socket.
+    lchown(place.path("link"), Some(65534), None).expect("another owner");
+    let says = "link is a link that the user 65534 made";
+    refused(&place.path("link/new"), says);
+    assert!(!folder.join("new").exists());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
+    command.args(["bridge", "serve", "--driver"]).arg(beside("libvm_cuda_fake.so"));
+    let output = command.arg("--socket").arg(place.path("link/new")).output().expect("vm-service");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(says), "{said}");
 }
 
 #[test]

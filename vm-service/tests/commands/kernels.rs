@@ -281,6 +281,15 @@ fn outputs_go_through_no_link_that_was_put_in_their_way() {
         std::os::unix::fs::lchown(bench.path("code.o"), Some(12345), None).expect("another's");
         bench.check("compile two.vir --target cpu -o DIR/code.o", 0, &["ELF, "], &[]);
         assert_eq!(std::fs::read(bench.path("secret")).expect("a file"), b"root's");
+        // Another user's link to a directory, on the way.
+        std::os::unix::fs::symlink(bench.path("."), bench.path("results")).expect("a link");
+        std::os::unix::fs::lchown(bench.path("results"), Some(12345), None).expect("another's");
+        let says = ["results is a link that the user 12345 made"];
+        bench.check("compile two.vir --target cpu -o DIR/results/secret", 1, &[], &says);
+        let launch =
+            "launch two.vir --kernel @shift --device interpreter --grid 2 --arg x=i32[40] --arg by=7";
+        bench.check(&format!("{launch} --out x=@DIR/results/secret"), 1, &[], &says);
+        assert_eq!(std::fs::read(bench.path("secret")).expect("a file"), b"root's");
     }
 }
 

@@ -331,7 +331,7 @@ fn a_log_that_is_not_written_holds_no_command_up_and_is_reported_once() {
             fs::remove_dir(log).expect("removed");
             fs::write(log, "").expect("written");
         },
-        "exists",
+        "Not a directory",
     );
     check(
         &|log| std::os::unix::fs::symlink("/dev/full", log.join("vm-service.log")).expect("a link"),

@@ -4,6 +4,7 @@ mod draw;
 mod history;
 mod layout;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -117,7 +118,8 @@ pub(crate) fn picture(traces: &[Trace], file: &Path) -> Result<(), Error> {
             encoded(size, &halved(&pixels, width as usize)).map_err(|error| failed(&error))?
         }
     };
-    fs::write(file, bytes).map_err(|source| Error::Write { file: file.into(), source })
+    vm_files::replace(file, |mut to| to.write_all(&bytes))
+        .map_err(|source| Error::Write { file: file.into(), source })
 }
 
 /// Pixels of three bytes, of which four become one.
@@ -153,6 +155,23 @@ mod tests {
 
     use super::*;
     use crate::trace::{Event, Process, What};
+
+    #[test]
+    fn a_picture_goes_through_no_link_of_another_user() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can make another user's link");
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        std::os::unix::fs::symlink(".", path("link")).expect("a link");
+        let trace = Trace { process: Process::default(), events: Vec::new(), notes: Vec::new() };
+        picture(std::slice::from_ref(&trace), &path("link/a.svg")).expect("root's own link");
+        fs::write(path("a.svg"), "root's").expect("written");
+        std::os::unix::fs::lchown(path("link"), Some(12345), None).expect("another owner");
+        let error = picture(&[trace], &path("link/a.svg")).expect_err("another user's link").to_string();
+        assert!(error.contains("link is a link that the user 12345 made"), "{error}");
+        assert_eq!(fs::read(path("a.svg")).expect("a file"), b"root's");
+    }
 
     #[test]
     fn any_events_can_be_drawn() {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::console::{Escape, Filtered, Input, Keyboard, Link, Pty, RawTerminal};
+use crate::log;
 use crate::output::Standard;
 use crate::vmm::{self, PowerButton, Stop};
-use crate::{log, save};
 
 /// Where a guest's serial console goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ fn create(path: &Path) -> io::Result<Box<dyn Write + Send>> {
         return Err(io::Error::other("it is a block device, and its contents would be overwritten"));
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    match save::open(path, flags) {
+    match vm_files::open(path, flags, 0o666) {
         Ok(file) => {
             // What the guest says is written by a thread that may wait.
             rustix::io::ioctl_fionbio(&file, false)?;
@@ -125,7 +125,7 @@ impl Write for Fifo {
         let file = match &mut self.file {
             Some(file) => file,
             none => {
-                let opened = save::open(&self.path, OFlags::WRONLY | OFlags::NOCTTY)?;
+                let opened = vm_files::open(&self.path, OFlags::WRONLY | OFlags::NOCTTY, 0)?;
                 none.insert(opened)
             }
         };
@@ -224,6 +224,15 @@ mod tests {
             Ok(()) => refused("disk", "block device"),
             Err(error) => println!("skipped: no block device can be made: {error}"),
         }
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can make another user's link");
+        }
+        std::os::unix::fs::symlink(".", path("link")).expect("a link");
+        create(&path("link/file")).expect("root's own link");
+        std::os::unix::fs::lchown(path("link"), Some(12345), None).expect("another owner");
+        std::fs::write(path("file"), "root's").expect("written");
+        refused("link/file", "link is a link that the user 12345 made");
+        assert_eq!(std::fs::read(path("file")).expect("a file"), b"root's");
     }
 
     #[test]

@@ -225,6 +225,24 @@ fn a_full_disk_loses_whole_records_and_no_more() {
 }
 
 #[test]
+fn a_link_of_another_user_on_the_way_to_the_directory_is_not_followed() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can make another user's link");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (aim, link) = (folder.path().join("aim"), folder.path().join("link"));
+    fs::create_dir(&aim).expect("a directory");
+    symlink("aim", &link).expect("a link");
+    let append = || log_in(&link.join("of/log"), 1000, 5).append(&line(0, "x"));
+    append().expect("root's own link");
+    fs::remove_dir_all(aim.join("of")).expect("removed");
+    std::os::unix::fs::lchown(&link, Some(12345), None).expect("another owner");
+    let error = append().expect_err("another user's link").error.to_string();
+    assert!(error.contains("link is a link that the user 12345 made"), "{error}");
+    assert!(!aim.join("of").exists());
+}
+
+#[test]
 fn what_others_could_have_put_there_is_refused() {
     #[track_caller]
     fn check(prepare: impl FnOnce(&Path), expect: &str) {
@@ -256,7 +274,7 @@ fn what_others_could_have_put_there_is_refused() {
         check(
             |path| {
                 let fifo = rustix::fs::FileType::Fifo;
-                rustix::fs::mknodat(CWD, path.join(name), fifo, 0o600.into(), 0).expect("a FIFO");
+                rustix::fs::mknodat(rustix::fs::CWD, path.join(name), fifo, 0o600.into(), 0).expect("a FIFO");
             },
             "is not a regular file",
         );
@@ -266,14 +284,14 @@ fn what_others_could_have_put_there_is_refused() {
             fs::rename(path, path.with_file_name("other")).expect("renamed");
             symlink("other", path).expect("a link");
         },
-        "Not a directory",
+        "it is a symbolic link",
     );
     check(
         |path| {
             fs::remove_dir(path).expect("removed");
             fs::write(path, "").expect("written");
         },
-        "exists",
+        "Not a directory",
     );
 }
 

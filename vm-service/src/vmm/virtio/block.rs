@@ -1,12 +1,12 @@
 //! virtio-blk (section 5.2) on a raw image file or a block device.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR,
     VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
@@ -52,10 +52,8 @@ impl BlockDevice {
     /// When it can't be opened, is in use or not made of whole sectors.
     pub(in crate::vmm) fn open(disk: &Disk) -> Result<Self, MachineError> {
         let failed = |reason: String| MachineError::Disk { path: disk.path.clone(), reason };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(!disk.read_only)
-            .open(&disk.path)
+        let access = if disk.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let mut file = vm_files::open(&disk.path, access, 0)
             .map_err(|error| failed(format!("it can't be opened: {error}")))?;
         let lock = if disk.read_only {
             FlockOperation::NonBlockingLockShared

@@ -162,6 +162,16 @@ fn a_disk_in_use_is_refused() {
     std::fs::write(odd.path(), [0; 513]).unwrap();
     let odd = Bench::try_open(&Disk { path: odd.path().to_owned(), read_only: true });
     assert!(odd.unwrap_err().to_string().contains("513 bytes, which is not a whole number"));
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can make another user's link");
+    }
+    let (folder, target) = (tempfile::tempdir().unwrap(), disk(1, false).0);
+    let path = folder.path().join("disk");
+    std::os::unix::fs::symlink(target.path(), &path).unwrap();
+    let open = || Bench::try_open(&Disk { path: path.clone(), read_only: false });
+    open().unwrap();
+    std::os::unix::fs::lchown(&path, Some(12345), None).unwrap();
+    assert!(open().unwrap_err().to_string().contains("disk is a link that the user 12345 made"));
 }
 
 #[test]

@@ -1,64 +1,81 @@
-//! Files that the operator has written, in folders that may be another user's.
+//! Opens, creates and replaces files at paths that lead through directories of other users.
 //!
-//! Whoever owns the folder can put a link at any name in it at any time, and the operator is often root. So a link is
-//! followed only if root or the operator made it, and a FIFO written to; a new file is made under a name that nobody knows before, and between
-//! two looks at the folder it is held open.
+//! The process is often root's, and whoever can write to a directory on the path can put a symbolic link there at any time.
+//! So the kernel never resolves a path here: each component is opened relative to the directory before it, and a link
+//! is read through its own descriptor, which is the one whose owner was checked. A link is followed only if root or the user
+//! of this process owns it, or if it belongs to procfs, where only the kernel creates links. Any other link is an error,
+//! wherever it is in the path. A FIFO of another user is not opened either.
 
-use std::ffi::OsString;
+mod walk;
+
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Write as _};
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
-    AtFlags, CWD, FileType, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC, fchmod, fstat, fstatfs, memfd_create,
-    openat, readlinkat, renameat, statat, unlinkat,
+    AtFlags, FileType, MemfdFlags, Mode, OFlags, fchmod, fstat, memfd_create, openat, renameat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
-/// Links that are followed, one behind the other.
-const LINKS: usize = 8;
-/// How long somebody is waited for who reads a FIFO, and then for each time that he makes room.
+use walk::{Place, check_node};
+
+/// How long a write to a FIFO waits for its reader to open it, and then each time for room.
 const READER: Duration = Duration::from_secs(10);
-/// How often it is looked whether there is one.
+/// The interval at which [`READER`] is waited for.
 const LOOK: Duration = Duration::from_millis(20);
 /// Names that are tried for a new file.
 const ATTEMPTS: usize = 16;
 
-/// Opens a file, or makes it if `flags` say so. A link is followed as this module says.
+/// A name in an open directory. The name may be a link, or absent.
+#[derive(Debug)]
+pub struct Entry {
+    /// The directory, opened with `O_PATH`.
+    pub folder: OwnedFd,
+    /// The last component of the path.
+    pub name: OsString,
+}
+
+/// Resolves a path up to its last component.
 ///
 /// # Errors
-/// The Linux kernel's; for a link of another user.
-pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
-    let (path, flags) = match follow(path)? {
-        Place::Named(path) => (path, flags | OFlags::NOFOLLOW),
-        Place::Descriptor(path) => (path, flags),
+/// For a link that may not be followed, and the Linux kernel's.
+pub fn entry(path: &Path) -> io::Result<Entry> {
+    walk::entry(path)
+}
+
+/// Opens a file. With `CREATE` in `flags`, a missing one is created with `mode`, less the umask.
+///
+/// # Errors
+/// For a link that may not be followed, another user's FIFO, and the Linux kernel's.
+pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
+    let (at, flags) = match walk::follow(path)? {
+        Place::Named(at) => (at, flags | OFlags::NOFOLLOW),
+        Place::Descriptor(at) => (at, flags),
     };
-    let file = File::from(openat(CWD, &path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o666))?);
-    // The file may have been replaced since `follow` checked it.
+    let file = File::from(openat(&at.folder, &at.name, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode))?);
+    // The file may have been replaced since the walk checked it.
     if flags.contains(OFlags::NOFOLLOW) {
-        check_node(&path, &fstat(&file)?)?;
+        check_node(path, &fstat(&file)?)?;
     }
     Ok(file)
 }
 
-/// Checks that root or the operator owns a link or a FIFO: any user can create these.
-fn check_node(path: &Path, data: &rustix::fs::Stat) -> io::Result<()> {
-    let what = match FileType::from_raw_mode(data.st_mode) {
-        FileType::Symlink => "link",
-        FileType::Fifo => "FIFO",
-        _ => return Ok(()),
-    };
-    if data.st_uid == 0 || data.st_uid == geteuid().as_raw() {
-        return Ok(());
-    }
-    let what = format!("{} is a {what} that the user {} made; remove it", path.display(), data.st_uid);
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+/// Opens a directory for reading. A missing one is created with `mode`; with `parents`, so are those above it. A link in the
+/// place of the directory itself is not followed, whoever owns it.
+///
+/// # Errors
+/// For a link that may not be followed, and the Linux kernel's.
+pub fn open_folder(path: &Path, mode: u32, parents: bool) -> io::Result<File> {
+    let folder = walk::make_folder(path, Mode::from_raw_mode(mode), parents)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(folder, ".", flags, Mode::empty())?.into())
 }
 
 /// Has `write` write a file that takes the place of what is at `path`, so that whoever looks sees all of it or none, also
@@ -67,26 +84,24 @@ fn check_node(path: &Path, data: &rustix::fs::Stat) -> io::Result<()> {
 ///
 /// # Errors
 /// The Linux kernel's, and `write`'s; what was there is as it was then.
-pub(crate) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+pub fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     match stream(path)? {
         Some(Stream::Waits(there)) => return write(&there),
         Some(Stream::Fifo(there)) => return write_fifo(&there, write),
         None => {}
     }
-    let name = path.file_name().ok_or(Errno::ISDIR)?;
-    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    let folder = openat(CWD, folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let Entry { folder, name } = entry(path)?;
     let (file, beside) = make(&folder)?;
     let written = (|| {
         // Nobody may read it who could not read what it replaces.
-        if let Ok(there) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)
+        if let Ok(there) = statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW)
             && FileType::from_raw_mode(there.st_mode) == FileType::RegularFile
         {
             fchmod(&file, Mode::from_raw_mode(fstat(&file)?.st_mode & there.st_mode & 0o666))?;
         }
         write(&file)?;
         file.sync_data()?;
-        Ok(renameat(&folder, &beside, &folder, name)?)
+        Ok(renameat(&folder, &beside, &folder, &name)?)
     })();
     if written.is_err() {
         // It is hidden, and its name tells what it is.
@@ -96,7 +111,7 @@ pub(crate) fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) 
 }
 
 /// A new file in a folder, and its name.
-fn make(folder: &rustix::fd::OwnedFd) -> io::Result<(File, String)> {
+fn make(folder: &OwnedFd) -> io::Result<(File, String)> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..ATTEMPTS {
         let name = format!(".vm-service-{:016x}.tmp", RandomState::new().hash_one(std::process::id()));
@@ -118,21 +133,24 @@ enum Stream {
 
 /// What is at `path`, if it is neither a file nor absent.
 fn stream(path: &Path) -> io::Result<Option<Stream>> {
-    let path = match follow(path) {
-        Ok(Place::Named(path)) => path,
-        Ok(Place::Descriptor(path)) => {
-            let there = openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let Entry { folder, name } = match walk::follow(path) {
+        Ok(Place::Named(at)) => at,
+        Ok(Place::Descriptor(at)) => {
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            let there = openat(at.folder, at.name, flags, Mode::empty())?;
             return Ok(Some(Stream::Waits(there.into())));
         }
-        // Its place is taken.
+        // The new file replaces it. A link on the way to it is an error again when its directory is opened.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) => return Err(error),
     };
-    match statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(there) if FileType::from_raw_mode(there.st_mode) == FileType::Fifo => fifo(&path).map(Some),
+    match statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(there) if FileType::from_raw_mode(there.st_mode) == FileType::Fifo => {
+            fifo(path, &folder, &name).map(Some)
+        }
         Ok(there) if FileType::from_raw_mode(there.st_mode) != FileType::RegularFile => {
             let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            Ok(Some(Stream::Waits(openat(CWD, path, flags, Mode::empty())?.into())))
+            Ok(Some(Stream::Waits(openat(folder, name, flags, Mode::empty())?.into())))
         }
         Ok(_) | Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
@@ -140,11 +158,11 @@ fn stream(path: &Path) -> io::Result<Option<Stream>> {
 }
 
 /// A FIFO, once somebody reads it.
-fn fifo(path: &Path) -> io::Result<Stream> {
+fn fifo(path: &Path, folder: &OwnedFd, name: &OsStr) -> io::Result<Stream> {
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let until = Instant::now() + READER;
     loop {
-        match openat(CWD, path, flags, Mode::empty()) {
+        match openat(folder, name, flags, Mode::empty()) {
             Err(Errno::NXIO) if Instant::now() < until => std::thread::sleep(LOOK),
             Err(Errno::NXIO) => return Err(nobody_reads("nobody opened the FIFO to read it")),
             there => {
@@ -194,46 +212,19 @@ fn nobody_reads(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, what)
 }
 
-/// Where a path leads.
-enum Place {
-    /// To this, which is no link, or not there.
-    Named(PathBuf),
-    /// To a descriptor of this process, as `/dev/stdout` does.
-    Descriptor(PathBuf),
-}
-
-fn follow(path: &Path) -> io::Result<Place> {
-    let mut path = path.to_owned();
-    for _ in 0..LINKS {
-        let node = match openat(CWD, &path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-        {
-            Err(Errno::NOENT) => return Ok(Place::Named(path)),
-            node => node?,
-        };
-        let data = fstat(&node)?;
-        let is_link = FileType::from_raw_mode(data.st_mode) == FileType::Symlink;
-        if is_link && fstatfs(&node)?.f_type == PROC_SUPER_MAGIC {
-            return Ok(Place::Descriptor(path));
-        }
-        check_node(&path, &data)?;
-        if !is_link {
-            return Ok(Place::Named(path));
-        }
-        let target = OsString::from_vec(readlinkat(&node, "", Vec::new())?.into_bytes());
-        path = path.parent().unwrap_or(Path::new("")).join(target);
-    }
-    Err(Errno::LOOP.into())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::io::{Read as _, Write as _};
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt, lchown, symlink};
 
+    use rustix::fs::CWD;
+    use rustix::process::geteuid;
+
     use super::*;
 
     const TEXT: &[u8] = b"new";
+    const FRESH: OFlags = OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::TRUNC);
 
     fn save(path: &Path) -> io::Result<()> {
         replace(path, |mut file| file.write_all(TEXT))
@@ -300,7 +291,7 @@ mod tests {
         for aim in ["aim", "/dev/full", "absent"] {
             symlink(aim, path("link")).unwrap();
             lchown(path("link"), Some(12345), Some(12345)).unwrap();
-            let error = open(&path("link"), OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).unwrap_err();
+            let error = open(&path("link"), FRESH, 0o666).unwrap_err();
             assert!(error.to_string().contains("the user 12345 made"), "{error}");
             save(&path("link")).unwrap();
             assert!(path("link").symlink_metadata().unwrap().is_file());
@@ -314,14 +305,82 @@ mod tests {
         lchown(&fifo, Some(12345), Some(12345)).unwrap();
         let mut reader =
             File::from(openat(CWD, &fifo, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap());
-        let error = open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK).unwrap_err();
+        let error = open(&fifo, OFlags::WRONLY | OFlags::NONBLOCK, 0).unwrap_err();
         assert!(error.to_string().contains("is a FIFO that the user 12345 made"), "{error}");
         save(&fifo).unwrap();
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         assert!(fifo.symlink_metadata().unwrap().is_file());
         // Root's own link is followed.
         symlink("aim", path("link")).unwrap();
-        drop(open(&path("link"), OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).unwrap());
+        drop(open(&path("link"), FRESH, 0o666).unwrap());
         assert_eq!(fs::read(path("aim")).unwrap(), b"");
+    }
+
+    /// Has `write` write below a folder with a link `alice/link` to `aim`, which root or the user 12345 owns.
+    fn through_a_link(owner: u32, write: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("alice")).unwrap();
+        fs::create_dir(path("aim")).unwrap();
+        symlink("../aim/", path("alice/link")).unwrap();
+        lchown(path("alice/link"), Some(owner), None).unwrap();
+        let written = write(&path("alice/link/new"));
+        assert_eq!(path("aim/new").exists(), written.is_ok());
+        written
+    }
+
+    #[test]
+    fn a_link_on_the_way_is_followed_if_no_other_user_made_it() {
+        if !geteuid().is_root() {
+            println!("skipped: only root can make another user's link");
+            return;
+        }
+        type Write = fn(&Path) -> io::Result<()>;
+        let ways: [(&str, Write); 4] = [
+            ("replace", save),
+            ("open", |path| open(path, FRESH, 0o666).map(drop)),
+            ("open_folder", |path| open_folder(path, 0o700, false).map(drop)),
+            ("entry", |path| {
+                let at = entry(path)?;
+                Ok(rustix::fs::mkdirat(at.folder, at.name, Mode::RWXU)?)
+            }),
+        ];
+        for (way, write) in ways {
+            through_a_link(0, write).unwrap();
+            let error = through_a_link(12345, write).unwrap_err().to_string();
+            assert!(error.contains("alice/link is a link that the user 12345 made"), "{way}: {error}");
+        }
+    }
+
+    #[test]
+    fn paths_lead_where_the_kernel_leads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        open_folder(&path("a/b/c"), 0o700, true).unwrap();
+        symlink(path("a/b"), path("absolute")).unwrap();
+        symlink("absolute/c/..//.", path("relative")).unwrap();
+        symlink("loop", path("loop")).unwrap();
+        fs::write(path("file"), "").unwrap();
+        let held = fs::File::open(path("a")).unwrap();
+        let held = format!("/proc/self/fd/{}/b/../b/f", std::os::fd::AsRawFd::as_raw_fd(&held));
+        assert_eq!(entry(Path::new("/../..")).unwrap().name, ".");
+        for name in ["relative/f", "absolute/c/../f", "relative/c/../../b/./f", &held] {
+            save(&path(name)).unwrap();
+            assert_eq!(fs::read(path("a/b/f")).unwrap(), TEXT, "{name}");
+            drop(open(&path(name), FRESH, 0o666).unwrap());
+            assert_eq!(fs::read(path("a/b/f")).unwrap(), b"", "{name}");
+            fs::remove_file(path("a/b/f")).unwrap();
+        }
+        for (name, expect) in [
+            ("loop/f", "Too many levels"),
+            ("file/f", "Not a directory"),
+            ("none/f", "No such file"),
+            ("relative", "it is a symbolic link"),
+            ("loop", "it is a symbolic link"),
+            ("file", "Not a directory"),
+        ] {
+            let error = open_folder(&path(name), 0o700, false).unwrap_err().to_string();
+            assert!(error.contains(expect), "{name}: {error}");
+        }
     }
 }
