@@ -184,10 +184,15 @@ pub(crate) fn worker_free(worker: vma_worker) -> Done {
     end(&worker, worker.timeout)
 }
 
-/// Ends all workers, when the process does, in so much time.
-pub(crate) fn end_all(timeout: Duration) {
-    let until = deadline(timeout);
-    for worker in HANDLES.workers() {
+/// Stops all workers at process exit and waits for them until `until`.
+///
+/// No worker gets new commands while another one is waited for, and one that does not end takes no time from the others.
+pub(crate) fn stop_all(until: Instant) {
+    let workers = HANDLES.workers();
+    for worker in &workers {
+        let _ = worker.worker.stop(Duration::ZERO);
+    }
+    for worker in &workers {
         let _ = worker.worker.stop(until.saturating_duration_since(Instant::now()));
     }
 }
