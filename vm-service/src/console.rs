@@ -7,7 +7,7 @@ mod pty;
 mod terminal;
 
 pub use escape::{Escape, Input};
-pub use filter::{Filtered, RESTORE};
+pub use filter::Filtered;
 pub use keyboard::Keyboard;
 pub use pty::{Link, Pty};
 pub use terminal::RawTerminal;

@@ -394,7 +394,8 @@ fn screen() -> (File, File) {
 fn shows(command: &mut Command, is_raw: bool, runs: impl Fn() -> bool) {
     use std::io::Write as _;
 
-    const DROPPED: &[u8] = b"\x1b]52;c;Y3VybA==\x07\x1b[21t\x1bP$qm\x1b\\\x05";
+    const DROPPED: &[u8] =
+        b"\x1b]52;c;Y3VybA==\x07\x1b[21t\x1bP$qm\x1b\\\x05\x1b[6n\x1b[5n\x1b[c\x1b[>c\x1b[18t";
     const SHOWN: &[u8] = b"\x1b[31mred\x1b[0m.";
     let (mut screen, terminal) = screen();
     let mut process = command.stdin(Stdio::piped()).stdout(terminal).spawn().expect("vm-service");

@@ -113,25 +113,36 @@ fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
+/// The most bytes of a file with certificates or a key.
+const PEM: u64 = 4 << 20;
+
 /// What the environment says of certificates.
 fn config() -> Result<ClientConfig, String> {
-    let path =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).ok_or_else(|| format!("{name} names no file"));
+    let read = |name: &str| {
+        let path =
+            std::env::var_os(name).map(PathBuf::from).ok_or_else(|| format!("{name} names no file"))?;
+        let pem = vm_files::regular::read(&path, PEM);
+        let pem =
+            pem.map_err(|error| format!("cannot read {}, which {name} names: {error}", path.display()))?;
+        Ok::<_, String>((path, pem))
+    };
     let certificates = |name: &str| {
-        let path = path(name)?;
-        let read = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        match read {
+        let (path, pem) = read(name)?;
+        let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+        match certificates {
             Ok(read) if !read.is_empty() => Ok(read),
             Ok(_) => Err(format!("{}, which {name} names, has no certificate", path.display())),
-            Err(error) => Err(format!("{}, which {name} names, can't be read: {error}", path.display())),
+            Err(error) => {
+                Err(format!("{}, which {name} names, has a wrong certificate: {error}", path.display()))
+            }
         }
     };
     let mut roots = RootCertStore::empty();
     for authority in certificates("VM_BRIDGE_CA")? {
         roots.add(authority).map_err(|error| format!("VM_BRIDGE_CA names what is no authority: {error}"))?;
     }
-    let key = path("VM_BRIDGE_KEY")?;
-    let key = PrivateKeyDer::from_pem_file(&key)
+    let (key, pem) = read("VM_BRIDGE_KEY")?;
+    let key = PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|error| format!("{}, which VM_BRIDGE_KEY names, is no key: {error}", key.display()))?;
     ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])

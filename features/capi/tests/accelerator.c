@@ -1,5 +1,6 @@
 /* What a process does with vmaccel.h beside calls, each by its name, on the CPU or the device that is named behind it: it makes and frees for long, forks, unloads the library, and ends
  * while workers, kernels and calls are under way. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -158,6 +159,40 @@ static void spin(void) {
     CHECK(vma_launch(kernel, 1, 1, 1, &x, 1, &limits));
 }
 
+/* How many threads of workers there are. */
+static int worker_threads(void) {
+    int count = 0;
+    char path[64], name[32];
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *task; tasks && (task = readdir(tasks));) {
+        snprintf(path, sizeof path, "/proc/self/task/%.20s/comm", task->d_name);
+        FILE *file = fopen(path, "r");
+        if (!file) continue;
+        count += fgets(name, sizeof name, file) && !strcmp(name, "vma-worker\n");
+        fclose(file);
+    }
+    return count;
+}
+
+/* It runs after the handlers of the library: only the worker of the job that does not end is left. */
+static void only_one_is_left(void) {
+    int left = worker_threads();
+    if (left != 1) fprintf(stderr, "%d workers are left\n", left), _exit(1);
+}
+
+/* One worker's job does not end and the others are idle. With a time for each worker, exit would take 5 minutes. */
+static int stuck(void) {
+    atexit(only_one_is_left);
+    begin();
+    CHECK(vma_submit(worker, sleep_long, NULL, NULL));
+    for (int at = 0; at < 60; at++) {
+        vma_worker idle;
+        CHECK(vma_worker_start(device, NULL, &idle));
+        CHECK(vma_submit_and_wait(idle, nothing, NULL, MINUTE, NULL));
+    }
+    return 0;
+}
+
 static int32_t end_the_process(void *unused) {
     (void)unused;
     exit(0);
@@ -177,6 +212,7 @@ static int dispatch(const char *what) {
     if (!strcmp(what, "leaks")) return leaks();
     if (!strcmp(what, "forks")) return forks();
     if (!strcmp(what, "unload")) return unload();
+    if (!strcmp(what, "stuck")) return stuck();
     begin();
     if (!strcmp(what, "idle")) return 0;
     if (!strcmp(what, "calls")) return threads(submit_for_ever), 0;

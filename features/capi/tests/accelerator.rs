@@ -434,9 +434,15 @@ fn modules_that_are_none() {
         let status = call!(vma_module_load(worker, code.as_ptr().cast(), code.len() as u64, &raw mut module));
         fails(status, VMA_COMPILE_FAILED, part);
     }
-    for (path, part) in
-        [("/nonexistent", "can't be read"), ("/dev/zero", "no regular file"), ("/", "no regular file")]
-    {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for (path, part) in [
+        ("/nonexistent", "cannot be read"),
+        ("/dev/zero", "not a regular file"),
+        ("/", "not a regular file"),
+        (fifo.to_str().unwrap(), "not a regular file"),
+    ] {
         let path = text(path);
         let status = call!(vma_module_load_file(worker, path.as_ptr(), &raw mut module));
         fails(status, VMA_INVALID_VALUE, part);

@@ -48,7 +48,7 @@ fn forks_unloading_and_the_end() {
 fn processes_with_accelerators() {
     let (_folder, program) = compile("accelerator", "tests/accelerator.c", &["-lvmkernels"]);
     let library = common::installed().join("lib");
-    for what in ["leaks", "forks", "unload", "idle", "calls", "waits", "kernel", "job", "in-job"] {
+    for what in ["leaks", "forks", "unload", "idle", "calls", "waits", "kernel", "job", "in-job", "stuck"] {
         common::run_command(Command::new(&program).arg(what).env("LD_LIBRARY_PATH", &library));
     }
 }

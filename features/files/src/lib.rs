@@ -5,7 +5,10 @@
 //! is read through its own descriptor, which is the one whose owner was checked. A link is followed only if root or the user
 //! of this process owns it, or if it belongs to procfs, where only the kernel creates links. Any other link is an error,
 //! wherever it is in the path. A FIFO of another user is not opened either.
+//!
+//! [`regular`] reads files that a user names for reading.
 
+pub mod regular;
 mod walk;
 
 use std::ffi::{OsStr, OsString};

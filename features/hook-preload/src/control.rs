@@ -10,7 +10,10 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt::socket_peercred};
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg,
+    sockopt::{socket_error, socket_peercred},
+};
 use vm_hook::client;
 use vm_hook::control::{self, Accounts, Answer, Changed, Request, State, Status};
 use vm_hook::log::{self, Level, Value};
@@ -157,17 +160,27 @@ fn serve(mut stream: UnixStream) {
             Answer::Status(Box::new(status(largest.min(10_000), stacks)))
         }
         Ok(Request::Pause { timeout }) => {
-            let time = Duration::from_secs(timeout.min(control::LONGEST));
-            timed(|| pause::pause(time, || is_there(&stream))).map_or_else(Answer::Error, Answer::Paused)
+            let (time, start) = (Duration::from_secs(timeout.min(control::LONGEST)), Instant::now());
+            let deliver = |changed: Changed| {
+                let answer = Answer::Paused(since(start, changed));
+                let until = Instant::now() + TIMEOUT;
+                send(&stream, &answer, &[]).is_ok() && is_received(&stream, until)
+            };
+            match pause::pause(time, || is_there(&stream), deliver) {
+                Ok(()) => return,
+                Err(text) => Answer::Error(text),
+            }
         }
         Ok(Request::Resume) => {
-            let done = timed(|| {
-                let (changed, saved) = pause::resume()?;
-                // It is freed when the program goes on, and this was answered.
-                kept = saved;
-                Ok(changed)
-            });
-            done.map_or_else(Answer::Error, Answer::Resumed)
+            let start = Instant::now();
+            match pause::resume() {
+                Ok((changed, saved)) => {
+                    // The thread frees it after the response, when the program runs again.
+                    kept = saved;
+                    Answer::Resumed(since(start, changed))
+                }
+                Err(text) => Answer::Error(text),
+            }
         }
         Ok(Request::Import { nonce, number }) => match crate::sharing::export(nonce, number) {
             Ok((bytes, pieces, descriptors)) => {
@@ -180,7 +193,7 @@ fn serve(mut stream: UnixStream) {
     // Who is gone gets no answer; what was done stays done.
     let _ = match files.is_empty() {
         true => control::write(&mut stream, &answer, Instant::now() + TIMEOUT).map_err(io::Error::other),
-        false => send(&mut stream, &answer, &files),
+        false => send(&stream, &answer, &files),
     };
     drop(kept);
 }
@@ -192,23 +205,40 @@ fn is_there(stream: &UnixStream) -> bool {
     poll(&mut one, Some(&now)).is_err() || !one[0].revents().contains(PollFlags::HUP)
 }
 
+/// Waits until the client has read all that was written. A client that is gone before, or reads nothing until the deadline, has not.
+fn is_received(stream: &UnixStream, deadline: Instant) -> bool {
+    loop {
+        // If the client closes its end with unread bytes, Linux sets an error before it drops them.
+        let unread = sys::unread(stream);
+        if !matches!(socket_error(stream), Ok(Ok(()))) {
+            return false;
+        }
+        if unread == 0 {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Sends a short answer, and descriptors beside it.
-fn send(stream: &mut UnixStream, answer: &Answer, files: &[OwnedFd]) -> io::Result<()> {
+fn send(mut stream: &UnixStream, answer: &Answer, files: &[OwnedFd]) -> io::Result<()> {
     let line = control::line(answer).map_err(io::Error::other)?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let borrowed: Vec<_> = files.iter().map(std::os::fd::AsFd::as_fd).collect();
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)) {
         return Err(io::Error::other("too many descriptors"));
     }
-    let sent = sendmsg(&*stream, &[io::IoSlice::new(&line)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    io::Write::write_all(stream, &line[sent..])
+    let sent = sendmsg(stream, &[io::IoSlice::new(&line)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    io::Write::write_all(&mut stream, &line[sent..])
 }
 
-fn timed(f: impl FnOnce() -> Result<Changed, String>) -> Result<Changed, String> {
-    let start = Instant::now();
-    f().map(|changed| Changed { milliseconds: start.elapsed().as_millis() as u64, ..changed })
+fn since(start: Instant, changed: Changed) -> Changed {
+    Changed { milliseconds: start.elapsed().as_millis() as u64, ..changed }
 }
 
 fn status(largest: usize, stacks: bool) -> Status {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use vm_hook::control::Changed;
 use vm_hook::driver::{Context, Failure};
+use vm_hook::log::{self, Level, Value};
 use vm_hook::manager::{Cant, Manager, Report};
 use vm_hook::options::{Mode, Options};
 
@@ -54,8 +55,16 @@ impl From<Cant> for Not {
     }
 }
 
-/// Pauses, if that can be had in time, and while it is wanted.
-pub(crate) fn pause(time: Duration, is_wanted: impl Fn() -> bool) -> Result<Changed, String> {
+/// Pauses the program, unless `time` passes first or the client is gone. `deliver` sends the result and returns whether the client has
+/// received it. If not, nobody knows of the pause, and the program runs on.
+///
+/// # Errors
+/// The reason why the program is not paused. `deliver` was not called.
+pub(crate) fn pause(
+    time: Duration,
+    is_wanted: impl Fn() -> bool,
+    deliver: impl FnOnce(Changed) -> bool,
+) -> Result<(), String> {
     if Options::get().mode == Mode::Monitor {
         return Err(
             "the program runs in MONITOR mode, in which no memory can be moved: run it without --monitor"
@@ -69,14 +78,41 @@ pub(crate) fn pause(time: Duration, is_wanted: impl Fn() -> bool) -> Result<Chan
     }
     let deadline = Instant::now() + time;
     let mut control = take(deadline).ok_or("another pause or resume runs: try again")?;
-    let _changing = Changing::new();
+    let changing = Changing::new();
     if with(|manager| manager.is_paused()) {
-        return with(Manager::pause).map(changed).map_err(|error| error.to_string());
+        // It stays paused, as an earlier client wanted.
+        deliver(changed(with(Manager::pause).map_err(|error| error.to_string())?));
+        return Ok(());
     }
+    let report = wait_and_pause(&mut control, deadline, is_wanted)?;
+    drop(changing);
+    if !deliver(changed(report)) {
+        undo();
+    }
+    Ok(())
+}
+
+/// Resumes after a pause whose client is gone.
+fn undo() {
+    let (level, text) = match resume_held() {
+        Ok(_) => (Level::Info, "the client of the pause is gone: the program runs on".into()),
+        Err(error) => {
+            (Level::Error, format!("the client of the pause is gone, and the program cannot resume: {error}"))
+        }
+    };
+    log::line(level, "control", &[("text", Value::Text(text))]);
+}
+
+/// Pauses as soon as no call and no work runs.
+fn wait_and_pause(
+    control: &mut Left,
+    deadline: Instant,
+    is_wanted: impl Fn() -> bool,
+) -> Result<Report, String> {
     let mut moment = FIRST;
     loop {
-        match attempt(&mut control, moment) {
-            Ok(report) => return Ok(changed(report)),
+        match attempt(control, moment) {
+            Ok(report) => return Ok(report),
             Err(Not::Never(text)) => return Err(text),
             Err(Not::Busy(_)) if ENDING.load(Ordering::Acquire) => return Err("the program ends".into()),
             Err(Not::Busy(what)) if Instant::now() >= deadline => {
@@ -193,6 +229,11 @@ pub(crate) fn leave(context: Context) {
 pub(crate) fn resume() -> Result<(Changed, Vec<Saved>), String> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let _control = take(deadline).ok_or("another pause or resume runs: try again")?;
+    resume_held()
+}
+
+/// [`resume`] for the thread that holds [`CONTROL`].
+fn resume_held() -> Result<(Changed, Vec<Saved>), String> {
     let _changing = Changing::new();
     let (report, mut saved) = with(Manager::resume).map_err(|error| error.to_string())?;
     saved.iter_mut().for_each(Saved::give_back);

@@ -299,6 +299,42 @@ fn what_cannot_be_paused_is_not_and_runs_on() {
 }
 
 #[test]
+fn a_program_whose_pausing_client_is_gone_runs_on() {
+    let mut program = Program::new(1, 2, &[]);
+    let request = |program: &Program| {
+        let mut stream = client::reach(&program.socket()).expect("a socket");
+        control::write(&mut stream, &Request::Pause { timeout: 60 }, Instant::now() + TIMEOUT)
+            .expect("a request");
+        stream
+    };
+    let runs_on = |program: &mut Program| {
+        let count = program.count();
+        until("it runs on", || program.count() > count);
+        until("its state is that", || program.status().state == State::Running);
+    };
+    // The client is gone when the program is paused, and the response is in its socket.
+    let stream = request(&program);
+    until("it is paused", || program.status().state == State::Paused);
+    drop(stream);
+    runs_on(&mut program);
+    // The client disconnects before the response is sent.
+    for _ in 0..20 {
+        drop(request(&program));
+    }
+    // Requests of such clients are still queued.
+    program.pause();
+    until("it is paused", || program.status().state == State::Paused);
+    // A client that is gone does not end the pause of another one.
+    drop(request(&program));
+    assert_eq!(program.pause().bytes, program.resume().bytes);
+    runs_on(&mut program);
+    program.say("quit");
+    let (said, log) = program.end();
+    assert!(said.starts_with("whole\n"), "{said}");
+    assert!(log.contains("the client of the pause is gone: the program runs on"), "{log}");
+}
+
+#[test]
 fn what_fails_is_undone() {
     let check = |reserve: &str, fails: &str, pause: Option<&str>, resume: Option<&str>| {
         // Copies run still when the next call fails.
@@ -436,8 +472,11 @@ fn what_is_not_understood_harms_nobody() {
         control::write(&mut stream, &Request::Pause { timeout: 60 }, Instant::now() + TIMEOUT)
             .expect("a request");
     }
+    // None of them has stopped the program.
+    program.pause();
     until("it is paused", || program.status().state == State::Paused);
     program.resume();
+    until("it runs on", || program.status().state == State::Running);
     drop(silent);
 }
 

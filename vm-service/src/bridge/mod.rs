@@ -78,6 +78,9 @@ pub(crate) enum BridgeError {
     /// The driver does not open, however little a worker is confined.
     #[error("cannot open the CUDA driver {0} in a worker; its messages above say why")]
     Driver(PathBuf),
+    /// The driver's path is that of a FIFO, a device or a directory.
+    #[error("cannot read {0}: not a regular file; name the CUDA driver's library by --driver")]
+    DriverFile(PathBuf),
     /// The driver opens only in a worker that is less confined.
     #[error(
         "cannot open the CUDA driver {driver} in a confined worker; put it where all users may read it, or run workers \

@@ -1,6 +1,5 @@
 //! Replays a recording of a program before a driver, in a worker as the program had one.
 
-use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -9,7 +8,6 @@ use vm_bridge::recording::{self, Recording, Report};
 use super::BridgeError;
 use super::limits::Limits;
 use super::workers::Workers;
-use crate::config::open_file;
 use crate::sandbox::{self, Measure, Measures};
 
 /// The most bytes of a recording that are read: more than any has that a server writes.
@@ -26,7 +24,8 @@ pub(crate) fn replay(
     unconfined: &[Measure],
     limits: &Limits,
 ) -> Result<Report, BridgeError> {
-    let bytes = read(path).map_err(|source| BridgeError::Read { path: path.to_owned(), source })?;
+    let bytes = vm_files::regular::read(path, MOST)
+        .map_err(|source| BridgeError::Read { path: path.to_owned(), source })?;
     let workers =
         Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), unconfined, limits, None, None)?;
     let (ours, theirs) = UnixStream::pair().map_err(BridgeError::Worker)?;
@@ -43,19 +42,4 @@ pub(crate) fn replay(
     drop(ours);
     let _ = process.kill();
     Ok(result?)
-}
-
-/// Reads a regular file: a FIFO may have no other end, and a device no end at all.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let file = open_file(path, false)?;
-    let data = file.metadata()?;
-    if !data.is_file() {
-        return Err(io::Error::other("it is not a regular file; name the file of a recording"));
-    }
-    if data.len() > MOST {
-        return Err(io::Error::other("it is larger than 2 GiB; recordings are smaller"));
-    }
-    let mut bytes = Vec::new();
-    file.take(MOST).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

@@ -297,7 +297,7 @@ fn config(tls: &Tls) -> Result<ServerConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
     let verifier = verifier.build().map_err(|error| format!("--clients: {error}"))?;
-    let key = PrivateKeyDer::from_pem_file(&tls.key)
+    let key = PrivateKeyDer::from_pem_slice(&read(&tls.key, "--key")?)
         .map_err(|error| format!("{}, which --key names, is no key: {error}", tls.key.display()))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -312,10 +312,20 @@ fn config(tls: &Tls) -> Result<ServerConfig, String> {
 }
 
 fn certificates(path: &Path, option: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let pem = read(path, option)?;
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match read {
         Ok(read) if !read.is_empty() => Ok(read),
         Ok(_) => Err(format!("{}, which {option} names, has no certificate", path.display())),
-        Err(error) => Err(format!("{}, which {option} names, can't be read: {error}", path.display())),
+        Err(error) => {
+            Err(format!("{}, which {option} names, has a wrong certificate: {error}", path.display()))
+        }
     }
+}
+
+fn read(path: &Path, option: &str) -> Result<Vec<u8>, String> {
+    /// The most bytes of a file with certificates or a key.
+    const MOST: u64 = 4 << 20;
+    vm_files::regular::read(path, MOST)
+        .map_err(|error| format!("cannot read {}, which {option} names: {error}", path.display()))
 }

@@ -64,6 +64,10 @@ impl Workers {
         time: Option<OwnedFd>,
         record: Option<&RecordOptions>,
     ) -> Result<Self, BridgeError> {
+        // The dynamic linker would block on a FIFO. Its own messages name all other errors.
+        if !is_name(&driver) && driver.metadata().is_ok_and(|file| !file.is_file()) {
+            return Err(BridgeError::DriverFile(driver));
+        }
         let records = record.map(Records::open).transpose()?;
         let places = limits.memory.map(Places::new).transpose().map_err(BridgeError::Share)?;
         let slice = Share::new(limits.time_slice, time).map_err(BridgeError::Share)?;

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::asking::Asking;
 use super::guests::GuestArgs;
-use crate::console::{Filtered, Input, Keyboard, RESTORE, RawTerminal};
+use crate::console::{Filtered, Input, Keyboard, RawTerminal};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::log;
@@ -87,11 +87,8 @@ fn attach(guest: &str, path: &Path, raw: bool) -> io::Result<()> {
             Err(error) => break Err(error),
         }
     };
-    if filters {
-        // The terminal may have gone.
-        let _ = io::stdout().write_all(RESTORE).and_then(|()| io::stdout().flush());
-    }
-    // Keys that come later are the shell's.
+    // The filter resets the terminal before its keys are the shell's.
+    drop(output);
     drop((keyboard, terminal));
     ended
 }

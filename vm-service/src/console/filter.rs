@@ -1,8 +1,8 @@
 //! Filters a guest's console output for the operator's terminal. It passes text, and the control sequences that place, color and edit it.
 //!
-//! Other sequences change the clipboard or the title, print, lock the keyboard, or make the terminal send a reply. A guest can choose
-//! the text of some replies, and a shell would run it once the operator has left the console. The filter is therefore an allowlist, and
-//! passes only whole sequences. It assumes a UTF-8 terminal: bytes from 0x80 to 0x9f pass only within a character.
+//! Other sequences change the clipboard or the title, print, lock the keyboard, or make the terminal send a reply. A reply that comes
+//! after the operator has left the console is input of the shell, and a guest can choose the text of some. The filter is therefore an
+//! allowlist, and passes only whole sequences, none of which has a reply. It assumes a UTF-8 terminal: bytes from 0x80 to 0x9f pass only within a character.
 //!
 //! The syntax is that of ECMA-48, the meaning that of xterm (ctlseqs).
 
@@ -17,13 +17,26 @@ const STRING: usize = 64 << 10;
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The DEC private modes that pass: keys, cursor, alternate screen, mouse, bracketed paste.
-const MODES: [&str; 23] = [
-    "1", "5", "6", "7", "12", "25", "47", "1000", "1002", "1003", "1004", "1005", "1006", "1007", "1015",
-    "1034", "1047", "1048", "1049", "2004", "2026", "8", "45",
+/// [`RESTORE`] resets each of them, so a mode whose default differs between terminals is not in the list. Nor is
+/// 1004, which has some terminals report at once whether they have the focus.
+const MODES: [&str; 20] = [
+    "1", "5", "6", "7", "12", "25", "47", "1000", "1002", "1003", "1005", "1006", "1015", "1047", "1048",
+    "1049", "2004", "2026", "8", "45",
 ];
 
-/// Resets the attributes, the cursor, and the modes in which a terminal sends mouse events and paste marks.
-pub const RESTORE: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1000;1002;1003;1004;1005;1006;1015;2004l";
+/// Resets what sequences that pass have changed, and keeps the text and the cursor position of the main screen.
+const RESTORE: &[u8] = concat!(
+    // The main screen. Its cursor is restored, so it is saved first, in case the terminal shows that screen already.
+    "\x1b7\x1b[?1049;47;1047l",
+    // A soft reset, then all of it for terminals without one. Reset margins and a reset origin move the cursor.
+    "\x1b[!p",
+    "\x0f\x1b(B\x1b)B\x1b*B\x1b+B\x1b[0m\x1b>\x1b[4;20l",
+    "\x1b7\x1b[?6l\x1b[r\x1b8",
+    "\x1b[?1;5;12;45;1000;1002;1003;1005;1006;1015;2004;2026l\x1b[?7;8;25h",
+    // The cursor's shape, and tab stops at each eighth column.
+    "\x1b[0 q\x1b[?5W",
+)
+.as_bytes();
 
 const ESC: u8 = 0x1b;
 
@@ -175,8 +188,7 @@ fn is_harmless_escape(after: &[u8]) -> bool {
     )
 }
 
-/// Whether a control sequence places the cursor, edits, colors, or sets a mode of [`MODES`]. Of the requests for a reply only those pass
-/// whose reply consists of numbers: status, cursor position, size and device attributes.
+/// Whether a control sequence places the cursor, edits, colors, or sets a mode of [`MODES`]. No request for a reply passes.
 fn is_harmless_control(after: &[u8]) -> bool {
     let Some((last, before)) = after.split_last() else { return false };
     let Ok(before) = std::str::from_utf8(before) else { return false };
@@ -195,25 +207,33 @@ fn is_harmless_control(after: &[u8]) -> bool {
         (false, b'T') => !numbers.contains(';'),
         (false, b'h' | b'l') => numbers.split(';').all(|mode| matches!(mode, "4" | "20")),
         (true, b'h' | b'l') => numbers.split(';').all(|mode| MODES.contains(&mode)),
-        (false, b'n') => matches!(numbers, "5" | "6"),
-        (false, b'c') => matches!(numbers, "" | "0"),
-        (false, b't') => numbers == "18",
         _ => false,
     }
 }
 
-/// Writes to a terminal through a filter.
+/// Writes to a terminal through a filter. When it is dropped, it resets what the sequences that passed have changed.
 #[derive(Debug)]
-pub struct Filtered<W> {
+pub struct Filtered<W: Write> {
     output: W,
     filter: Filter,
     passed: Vec<u8>,
+    /// Whether more than text has passed.
+    is_changed: bool,
 }
 
 impl<W: Write> Filtered<W> {
     /// Wraps `output`.
     pub fn new(output: W) -> Self {
-        Self { output, filter: Filter::default(), passed: Vec::new() }
+        Self { output, filter: Filter::default(), passed: Vec::new(), is_changed: false }
+    }
+}
+
+impl<W: Write> Drop for Filtered<W> {
+    fn drop(&mut self) {
+        if self.is_changed {
+            // The terminal may have gone.
+            let _ = self.output.write_all(RESTORE).and_then(|()| self.output.flush());
+        }
     }
 }
 
@@ -222,6 +242,7 @@ impl<W: Write> Write for Filtered<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.passed.clear();
         self.filter.pass(bytes, &mut self.passed);
+        self.is_changed |= self.passed.iter().any(|byte| matches!(byte, &ESC | 0x0e));
         let mut rest = &self.passed[..];
         while !rest.is_empty() {
             match self.output.write(rest) {
@@ -259,7 +280,7 @@ mod tests {
             b"\x1b[1;31mred\x1b[0m\x1b[38;2;1;2;3m\x1b[4:3m",
             b"\x1b[2J\x1b[H\x1b[10;20H\x1b[K\x1b[3A\x1b[?25l\x1b[?1049h\x1b[?1;2004h\x1b[4h",
             b"\x1b7\x1b8\x1bM\x1b(0lqk\x1b(B\x1bc\x0e\x0f",
-            b"\x1b[6n\x1b[18t\x1b[c\x1b[!p\x1b[2 q",
+            b"\x1b[!p\x1b[2 q",
             b"\x1b[1;24r\x1b[2S\x1b[T\x1b[5b",
             // Latin-1.
             b"Gr\xfc\xdfe\r\n",
@@ -279,7 +300,7 @@ mod tests {
 
     #[test]
     fn what_acts_on_the_operator_is_dropped() {
-        let texts: [&[u8]; 33] = [
+        let texts: [&[u8]; 65] = [
             b"\xe0\x82\x9b",
             b"\xf0\x80\x82\x9d",
             b"\x1b]52;c;Y3VybA==\x07",
@@ -309,6 +330,40 @@ mod tests {
             b"\x1b[1;1;1;1;1;1*y",
             b"\x1b[?2004$p",
             b"\x1b[>4;2m",
+            // Reports: status, cursor position, device attributes, size, modes, settings, checksums, version.
+            b"\x1b[5n",
+            b"\x1b[6n",
+            b"\x1b[?6n",
+            b"\x1b[?15n",
+            b"\x1b[?996n",
+            b"\x1b[n",
+            b"\x1b[c",
+            b"\x1b[0c",
+            b"\x1b[=c",
+            b"\x1b[>0c",
+            b"\x1b[11t",
+            b"\x1b[13t",
+            b"\x1b[14t",
+            b"\x1b[14;2t",
+            b"\x1b[16t",
+            b"\x1b[18t",
+            b"\x1b[19t",
+            b"\x1b[4$p",
+            b"\x1b[x",
+            b"\x1b[1x",
+            b"\x1b[1$w",
+            b"\x1b[2$w",
+            b"\x1b[1$u",
+            b"\x1b[1;1'|",
+            b"\x1b[1'{",
+            b"\x1b[>0q",
+            b"\x1b[?u",
+            b"\x1b[?4m",
+            b"\x1b[?1;1;0S",
+            b"\x1b[?62n",
+            b"\x1b[?1004h",
+            // A mode whose default is not known.
+            b"\x1b[?1034h",
             b"\x1b%@",
             b"\x1b G",
             // C1 controls in UTF-8.
@@ -326,6 +381,37 @@ mod tests {
         }
         // Bare C1 controls are dropped.
         assert_eq!(passed(&[b"\x9b21t\x9d0;x"]), b"21t0;x");
+    }
+
+    /// The terminal is left as it was, whatever passed.
+    #[test]
+    fn what_passes_is_reset() {
+        let restore = str::from_utf8(RESTORE).expect("text");
+        let resets = |mode: &str| {
+            restore.split("\x1b[?").any(|part| {
+                let end = part.find(|c: char| !c.is_ascii_digit() && c != ';').unwrap_or(part.len());
+                matches!(part.as_bytes().get(end), Some(b'h' | b'l'))
+                    && part[..end].split(';').any(|of| of == mode)
+            })
+        };
+        // 1048 saves or restores the cursor, and is no state.
+        let left: Vec<_> = MODES.into_iter().filter(|mode| *mode != "1048" && !resets(mode)).collect();
+        assert_eq!(left, [""; 0]);
+        // Insertion, line feed mode, keypad, character sets, attributes, margins, the cursor's shape, tab stops.
+        for part in ["[4;20l", ">", "(B", ")B", "*B", "+B", "[0m", "[r", "[0 q", "[?5W"] {
+            assert!(restore.contains(&format!("\x1b{part}")), "{part}");
+        }
+        assert!(restore.contains('\x0f'));
+
+        let written = |bytes: &[u8]| {
+            let mut out = Vec::new();
+            Filtered::new(&mut out).write_all(bytes).expect("written");
+            out
+        };
+        assert_eq!(written(b"text\r\n"), b"text\r\n");
+        for changes in [&b"\x1b[?1049h"[..], b"\x1b(0", b"\x0e", b"\x1b[?1h"] {
+            assert_eq!(written(changes), [changes, RESTORE].concat());
+        }
     }
 
     #[test]

@@ -121,6 +121,19 @@ fn a_driver_that_a_confined_worker_cannot_open_is_refused_until_the_operator_wai
     assert!(place.run("add", "").status.success());
 }
 
+#[test]
+fn a_driver_that_is_no_regular_file_is_refused_at_once() {
+    let place = Place::new();
+    let fifo = place.path("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    for driver in [&*fifo, Path::new("/dev/zero")] {
+        let output = place.command(driver).output().expect("vm-service");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let says = format!("cannot read {}: not a regular file", driver.display());
+        assert!(!output.status.success() && said.contains(&says), "{said}");
+    }
+}
+
 /// As in a container without these capabilities.
 #[test]
 fn root_that_cannot_give_workers_a_user_serves_only_with_a_waiver() {

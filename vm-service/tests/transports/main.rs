@@ -9,9 +9,11 @@ mod tls;
 mod window;
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use place::{Place, Way};
+use rustix::fs::{CWD, FileType, mknodat};
 
 #[test]
 fn programs_find_the_same_over_each_transport() {
@@ -97,11 +99,35 @@ fn memory_of_the_host_is_what_the_transport_allows() {
     // A window that is not the server's is not used.
     let other = place.path("other");
     std::fs::File::create(&other).and_then(|file| file.set_len(65 << 20)).expect("a file");
-    let output =
-        place.command(Way::Window, "host", "").env("VM_BRIDGE_WINDOW", &other).output().expect("run");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), copied);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("it is not the server's"), "{said}");
+    let fifo = place.path("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    let refused = "not a regular file";
+    for (window, says) in
+        [(&*other, "it is not the server's"), (Path::new("/dev/zero"), refused), (&fifo, refused)]
+    {
+        let mut command = place.command(Way::Window, "host", "");
+        let output = command.env("VM_BRIDGE_WINDOW", window).output().expect("run");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), copied, "{}", window.display());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(says), "{said}");
+    }
+}
+
+#[test]
+fn a_program_reads_certificates_and_keys_from_regular_files_only() {
+    let place = Place::new();
+    let fifo = place.path("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    for name in ["VM_BRIDGE_CERTIFICATE", "VM_BRIDGE_KEY", "VM_BRIDGE_CA"] {
+        let program = place.command(Way::Tls, "host", "");
+        // A program that waits for a FIFO's writer is ended.
+        let mut command = Command::new("timeout");
+        command.arg("300").arg(program.get_program()).args(program.get_args());
+        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = command.env(name, &fifo).output().expect("run");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(&format!("fifo, which {name} names: not a regular file")), "{output:?}");
+    }
 }
 
 #[test]

@@ -288,8 +288,12 @@ fn files_that_are_wrong_are_named() {
     let clients = authority.file();
     let nothing = folder.path().join("nothing");
     let driver = std::env::current_exe().expect("the test's path").with_file_name("libvm_cuda_fake.so");
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
     let check = |files: [&std::path::Path; 3], says: &str| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vm-service"));
+        // A server that waits for a FIFO's writer is ended.
+        let mut command = std::process::Command::new("timeout");
+        command.args(["300", env!("CARGO_BIN_EXE_vm-service")]);
         command.args(["bridge", "serve", "--tls", "127.0.0.1:0", "--driver"]).arg(&driver);
         command.arg("--socket").arg(folder.path().join("socket"));
         for (option, file) in ["--certificate", "--key", "--clients"].iter().zip(files) {
@@ -299,9 +303,12 @@ fn files_that_are_wrong_are_named() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(says), "{said}");
     };
-    check([&nothing, &key, &clients], "nothing, which --certificate names, can't be read");
+    check([&nothing, &key, &clients], "nothing, which --certificate names: ");
     check([&key, &key, &clients], "server.key, which --certificate names, has no certificate");
     check([&certificate, &certificate, &clients], "server.pem, which --key names, is no key");
     check([&certificate, &other, &clients], "--certificate and --key don't fit each other");
-    check([&certificate, &key, &nothing], "nothing, which --clients names, can't be read");
+    check([&certificate, &key, &nothing], "nothing, which --clients names: ");
+    check([&fifo, &key, &clients], "fifo, which --certificate names: not a regular file");
+    check([&certificate, &fifo, &clients], "fifo, which --key names: not a regular file");
+    check([&certificate, &key, &fifo], "fifo, which --clients names: not a regular file");
 }

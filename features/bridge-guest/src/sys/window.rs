@@ -64,16 +64,21 @@ pub(crate) struct Window {
 const PHYSICAL: &str = "/dev/mem";
 
 impl Window {
-    /// The window that is a file.
+    /// The window that is a regular file, as a memory file of the server's or a device's resource file in sysfs.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        Self::at(path, 0)
+        let file = vm_files::regular::open_with(OpenOptions::new().read(true).write(true), path);
+        let file =
+            file.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        // Files of sysfs are mapped without caches.
+        Ok(Self { path: path.to_owned(), file, base: 0, is_cached: !path.starts_with("/sys") })
     }
 
     /// The window that is a device's. Linux maps it without caches by the file that it has in sysfs, and with them by its physical address,
     /// where that is known and may be used.
     pub(crate) fn of_device(path: &Path, address: Option<u64>, bytes: u64) -> io::Result<Self> {
         let cached = address.and_then(|address| {
-            let window = Self::at(Path::new(PHYSICAL), address).ok()?;
+            let file = OpenOptions::new().read(true).write(true).open(PHYSICAL).ok()?;
+            let window = Self { path: PHYSICAL.into(), file, base: address, is_cached: true };
             // SAFETY: new memory, where nothing is; it is of the device whose address this is, which no program's memory is.
             let mapped = unsafe {
                 mmap(ptr::null_mut(), bytes as usize, READ_WRITE, MapFlags::SHARED, &window.file, address)
@@ -82,16 +87,6 @@ impl Window {
             Some(window)
         });
         cached.map_or_else(|| Self::open(path), Ok)
-    }
-
-    fn at(path: &Path, base: u64) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-        // Files of sysfs are mapped without caches.
-        Ok(Self { path: path.to_owned(), file, base, is_cached: !path.starts_with("/sys") })
     }
 
     /// Is it memory that writes reach in their order, and reads quickly?
@@ -130,7 +125,7 @@ impl Window {
         Some(words)
     }
 
-    /// Does the file have a part? What has no length has all.
+    /// Whether the file has a part. Physical memory has no length, and has all.
     fn has(&self, offset: u64, len: u64) -> bool {
         let Some(end) = self.base.checked_add(offset).and_then(|start| start.checked_add(len)) else {
             return false;

@@ -1,8 +1,7 @@
 //! What each function of `accelerator.txt` does, with arguments that were looked at.
 
 use std::ffi::{c_char, c_void};
-use std::fs::File;
-use std::io::Read as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -184,10 +183,15 @@ pub(crate) fn worker_free(worker: vma_worker) -> Done {
     end(&worker, worker.timeout)
 }
 
-/// Ends all workers, when the process does, in so much time.
-pub(crate) fn end_all(timeout: Duration) {
-    let until = deadline(timeout);
-    for worker in HANDLES.workers() {
+/// Stops all workers at process exit and waits for them until `until`.
+///
+/// No worker gets new commands while another one is waited for, and one that does not end takes no time from the others.
+pub(crate) fn stop_all(until: Instant) {
+    let workers = HANDLES.workers();
+    for worker in &workers {
+        let _ = worker.worker.stop(Duration::ZERO);
+    }
+    for worker in &workers {
         let _ = worker.worker.stop(until.saturating_duration_since(Instant::now()));
     }
 }
@@ -363,19 +367,8 @@ pub(crate) fn module_load(worker: &Arc<Worker>, code: Array<'_, u8>, module: Out
 }
 
 pub(crate) fn module_load_file(worker: &Arc<Worker>, path: &str, module: Output<'_, vma_module>) -> Done {
-    let bad = |error: &dyn std::fmt::Display| {
-        Failure::invalid("path", format!("is {path:?}, which can't be read: {error}"))
-    };
-    let file = File::open(path).map_err(|error| bad(&error))?;
-    // A device or a FIFO may never end.
-    if !file.metadata().map_err(|error| bad(&error))?.is_file() {
-        return Err(bad(&"it is no regular file"));
-    }
-    let mut code = Vec::new();
-    file.take(MODULE + 1).read_to_end(&mut code).map_err(|error| bad(&error))?;
-    if code.len() as u64 > MODULE {
-        return Err(bad(&format_args!("it has over {MODULE} bytes")));
-    }
+    let code = vm_files::regular::read(Path::new(path), MODULE)
+        .map_err(|error| Failure::invalid("path", format!("is {path:?}, which cannot be read: {error}")))?;
     load(worker, &code, module)
 }
 

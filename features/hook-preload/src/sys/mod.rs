@@ -11,6 +11,8 @@ mod stack;
 mod staging;
 mod threads;
 
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
 pub(crate) use real::{Of, Real, export, import, synchronize};
@@ -55,4 +57,12 @@ pub(crate) fn without_signals<R>(f: impl FnOnce() -> R) -> R {
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     result
+}
+
+/// Returns how many bytes written to a stream its peer has not read.
+pub(crate) fn unread(stream: &UnixStream) -> i32 {
+    let mut bytes = 0;
+    // SAFETY: the descriptor is open, and the request writes one `int`.
+    let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { bytes } else { 0 }
 }

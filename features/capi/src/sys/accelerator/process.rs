@@ -3,19 +3,21 @@
 //! Workers are threads, which a forked child has not; so it is told that it can't call. When the process ends, drivers give up what they
 //! have, so workers end before: by an exit handler, which runs before those that were asked for earlier.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::running_job;
 use crate::accelerator::{Failure, functions};
 use crate::sys::gate::{Gate, Passed};
 
-/// How long the end waits for workers and calls.
+/// The time that process exit waits for workers and calls, all of them together.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 static GATE: Gate = Gate::new();
 static CHILD: AtomicBool = AtomicBool::new(false);
+/// The end of [`TIMEOUT`], set by the first exit handler: the process has one for each worker that was started.
+static UNTIL: OnceLock<Instant> = OnceLock::new();
 
 /// Begins a call.
 ///
@@ -44,10 +46,10 @@ pub(crate) fn end_at_exit() {
         if CHILD.load(Ordering::Acquire) {
             return;
         }
-        let until = Instant::now() + TIMEOUT;
+        let until = *UNTIL.get_or_init(|| Instant::now() + TIMEOUT);
         GATE.close(Duration::ZERO);
         // The process ends whatever is left of them. No panic may leave this.
-        let _ = std::panic::catch_unwind(|| functions::end_all(TIMEOUT));
+        let _ = std::panic::catch_unwind(|| functions::stop_all(until));
         // Who waits for the job that ends the process does not come back.
         if running_job() == 0 {
             GATE.wait(until.saturating_duration_since(Instant::now()));
