@@ -932,6 +932,12 @@ static void occupancy(void) {
 /* A graph that becomes a node's own: it is no graph of the program's then, and ends with the graph that it is in. */
 static void moved(void) {
     prepare();
+    handle recorded;
+    /* Programs record addresses that they replace in the executable graph. */
+    CALL("cuStreamBeginCapture_v2", (handle, int), stream, 1);
+    printf("recorded: %d\n", TRY("cuMemsetD8Async", (ptr, unsigned char, size_t, handle), 0x80, 0, 0x30, stream));
+    CALL("cuStreamEndCapture", (handle, handle *), stream, &recorded);
+    CALL("cuGraphDestroy", (handle), recorded);
     for (int turn = 0; turn < 3; turn++) {
         handle graph = new_graph(), child = new_graph(), node, last, exec, found = NULL;
         any_node filled = {.kind = 2, .of.fill = {{.at = z, .value = 20 + turn, .unit = 4, .width = 1, .height = 1}, context}};

@@ -314,7 +314,10 @@ pub(crate) fn fill(handle: u64, fill: Fill, waits: bool) -> Result {
     if fill.width == 0 || fill.height == 0 {
         return Ok(());
     }
-    if fill.at < LOWEST || !fill.len().is_some_and(|len| state.is_allocated(fill.at, len as u64, false)) {
+    // A capture records any address.
+    let is_recorded = state.streams.get(&id).is_some_and(|stream| stream.capture.is_some());
+    let is_known = |len| fill.at >= LOWEST && state.is_allocated(fill.at, len as u64, false);
+    if !is_recorded && !fill.len().is_some_and(is_known) {
         return Err(Error::InvalidValue);
     }
     let host = state.host_span(fill.at).is_some();
