@@ -937,6 +937,8 @@ static void moved(void) {
     CALL("cuStreamBeginCapture_v2", (handle, int), stream, 1);
     printf("recorded: %d\n", TRY("cuMemsetD8Async", (ptr, unsigned char, size_t, handle), 0x80, 0, 0x30, stream));
     CALL("cuStreamEndCapture", (handle, handle *), stream, &recorded);
+    /* It has no edges. */
+    printf("printed: %d\n", TRY("cuGraphDebugDotPrint", (handle, const char *, unsigned), recorded, "/dev/null", 0));
     CALL("cuGraphDestroy", (handle), recorded);
     for (int turn = 0; turn < 3; turn++) {
         handle graph = new_graph(), child = new_graph(), node, last, exec, found = NULL;

@@ -1,5 +1,5 @@
-/* Managed memory: what the program and the device write, and what is known of it. `allocate` prints the result of an allocation and what the device's
- * attributes say of it, `variable` the result of asking for a managed variable. */
+/* Managed memory: what the program and the device write, and what is known of it. `allocate` prints the device's attributes of managed memory and the result
+ * of an allocation, `variable` the result of a query for a managed variable. */
 #define ON_FAILURE exit(1)
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +102,8 @@ int main(int count, char **arguments) {
     printf("refused: %d", TRY("cuMemAllocManaged", (ptr *, size_t, unsigned), &first, LEN, 0));
     printf(" %d", TRY("cuMemAllocManaged", (ptr *, size_t, unsigned), &first, 0, 1));
     printf(" %d", TRY("cuMemFreeHost", (ptr), made));
-    printf(" %d (%u)", TRY("cuMemHostGetFlags", (unsigned *, ptr), (unsigned *)own, made), own[0]);
+    int code = TRY("cuMemHostGetFlags", (unsigned *, ptr), (unsigned *)own, made);
+    printf(" %d (%u)", code, own[0]);
     printf(" %d\n", TRY("cuMemFree_v2", (ptr), made + 4096));
     CALL("cuMemFree_v2", (ptr), made);
     printf("freed: %d, then %d\n", TRY("cuMemFree_v2", (ptr), made), attribute(made, 8) == 1);

@@ -171,7 +171,7 @@ fn graphs_that_are_made_by_hand_are_the_same() {
     check_in(&place, "tests/graphs.c", &["graphs"], "made: sum 4416, first 3, last 66, z 77");
     check_in(&place, "tests/graphs.c", &["hostmem"], "large: 0 wrong");
     check_in(&place, "tests/graphs.c", &["conditional"], "kind 2, condition 2: type 13, 0 0 102");
-    check_in(&place, "tests/graphs.c", &["moved"], "recorded: 0\nmoved: 1, refused 3, z 20 5\n");
+    check_in(&place, "tests/graphs.c", &["moved"], "recorded: 0\nprinted: 0\nmoved: 1, refused 3, z 20 5\n");
     check_in(&place, "tests/graphs.c", &["allocs"], "attributes: 1 1, refused: 1");
     let gone = place.run("bridge", &["gone"], &[]);
     assert_eq!(gone, "there: 0\nthere: 0\ngone: 700\nexit status: 0");

@@ -70,8 +70,8 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a directory for reading. A missing one is created with `mode`; with `parents`, so are those above it. A link in the
-/// place of the directory itself is not followed, whoever owns it.
+/// Opens a directory for reading. A missing one is created with `mode`; with `parents`, so are those above it. If the
+/// last component is a link, it is an error, whoever owns the link.
 ///
 /// # Errors
 /// For a link that may not be followed, and the Linux kernel's.

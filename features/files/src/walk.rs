@@ -26,7 +26,7 @@ pub(crate) enum Place {
     Descriptor(Entry),
 }
 
-/// What a component of a path is, besides a directory.
+/// The kinds of path components other than directories.
 enum Node {
     /// A link, whose target the walk goes on to.
     Link,

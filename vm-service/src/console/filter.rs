@@ -211,7 +211,7 @@ fn is_harmless_control(after: &[u8]) -> bool {
     }
 }
 
-/// Writes to a terminal through a filter. When it is dropped, it resets what the sequences that passed have changed.
+/// Writes to a terminal through a filter. On drop it resets the terminal state that passed sequences have changed.
 #[derive(Debug)]
 pub struct Filtered<W: Write> {
     output: W,

@@ -335,6 +335,10 @@ api! {
         put_list([from, to], count, &graph::edges(hGraph)?)
     }
     12030 fn cuGraphGetEdges_v2(hGraph: u64, from: *mut u64, to: *mut u64, data: *mut u64, count: *mut usize) {
+        // NVIDIA's driver 580 rejects arrays without elements.
+        if !from.is_null() && sys::read(count.cast_const()) == Some(0) {
+            return Err(Error::InvalidValue);
+        }
         put_list([from, to], count, &graph::edges(hGraph)?)?;
         put_data(data, count);
         Ok(())
