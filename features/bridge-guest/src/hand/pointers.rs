@@ -23,6 +23,13 @@ const HOST: u64 = 1;
 /// Of each attribute the result, and its value.
 type Values = Vec<(u32, [u8; 16])>;
 
+/// A value of one word.
+fn of_word(word: u64) -> (u32, [u8; 16]) {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&word.to_ne_bytes());
+    (0, bytes)
+}
+
 /// What is said of registered memory, by this side alone: the server knows its file by another address, if it does.
 fn registered(at: usize, attributes: &[u32]) -> Result<Option<Values>, u32> {
     let Some((start, memory)) = registered_at(&*client()?, at) else { return Ok(None) };
@@ -43,9 +50,7 @@ fn registered(at: usize, attributes: &[u32]) -> Result<Option<Values>, u32> {
             known if known == size => memory.len,
             _ => return (code::INVALID_VALUE, [0; 16]),
         };
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&word.to_ne_bytes());
-        (0, bytes)
+        of_word(word)
     };
     Ok(Some(attributes.iter().map(value).collect()))
 }
@@ -68,9 +73,7 @@ fn managed(of: &Allocation, at: usize, attributes: &[u32]) -> Result<Values, u32
             TOKENS => 0,
             _ => return known,
         };
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&word.to_ne_bytes());
-        (0, bytes)
+        of_word(word)
     };
     Ok(attributes.iter().zip(ask(at, attributes)?).map(value).collect())
 }
