@@ -458,17 +458,18 @@ impl Client {
         self.ask_bulk(call, [payload, &[]], waits)
     }
 
-    /// Sends calls that wait for the device, some ahead of their answers but for the first, which waits for what is before all of them. Each has a place
-    /// for its answer.
+    /// Sends the parts of a copy of `whole` bytes, some ahead of their answers but for the first, which waits for what is before all of them. Each has a
+    /// place for its answer.
     pub(crate) fn ask_many<'a>(
         self: &Arc<Self>,
         call: usize,
+        whole: usize,
         calls: impl Iterator<Item = (Vec<u8>, &'a mut [u8])>,
     ) -> Result<(), u32> {
         let (mut open, mut result) = (VecDeque::new(), 0);
         let finish = |lane: &mut Lane, open: &mut VecDeque<&'a mut [u8]>, result: &mut u32| {
             let Some(to) = open.pop_front() else { return Ok(()) };
-            let code = lane.receive_in(to)?;
+            let code = lane.receive_in(to, whole)?;
             *result = if *result == 0 { code } else { *result };
             Ok::<_, io::Error>(())
         };
@@ -632,10 +633,10 @@ impl Lane {
         Ok(self.result(code))
     }
 
-    /// The answer of a call that waits for the device, with its payload in `to`.
-    fn receive_in(&mut self, to: &mut [u8]) -> io::Result<u32> {
+    /// The answer of a call that waits for the device, with its payload in `to`, which is a part of `whole` bytes.
+    fn receive_in(&mut self, to: &mut [u8], whole: usize) -> io::Result<u32> {
         if let Way::Ring { ring, .. } = &mut *self.way {
-            let code = ring.receive_in(to, None, || self.client.is_gone())?;
+            let code = ring.receive_in(to, whole, None, || self.client.is_gone())?;
             return Ok(self.result(code));
         }
         let mut reply = Vec::new();

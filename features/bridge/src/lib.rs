@@ -16,4 +16,5 @@ pub mod recording;
 pub mod ring;
 pub mod say;
 pub mod server;
+mod sync;
 pub mod wire;

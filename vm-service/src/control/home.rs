@@ -22,6 +22,9 @@ use vm_passthrough::ledger::check_trusted;
 /// How long a lock is asked for: another command may look whether the guest lives.
 const LOOKED_AT: Duration = Duration::from_millis(500);
 
+/// Guests that have ended whose logs are kept: those that ended last.
+const KEPT: usize = 100;
+
 /// Why a guest can't have its directory.
 #[derive(Debug, Error)]
 pub(crate) enum HomeError {
@@ -125,6 +128,7 @@ impl GuestHome {
             _ => home.clear(&["lock", PREVIOUS_LOG]),
         };
         cleared.map_err(|source| HomeError::Unusable { path, source })?;
+        forget_others(host);
         Ok(home)
     }
 
@@ -244,6 +248,22 @@ fn take(host: &Host, path: &Path) -> io::Result<Option<GuestHome>> {
     }
 }
 
+/// Removes what guests have left that ended before the last [`KEPT`]. What can't be removed is left to the next guest that starts.
+fn forget_others(host: &Host) {
+    let ended = |name: String| {
+        let path = GuestHome::path_of(host, &name);
+        let changed = fs::symlink_metadata(&path).and_then(|data| data.modified()).ok()?;
+        (!GuestHome::is_taken(host, &name)).then_some((changed, path))
+    };
+    let mut ended: Vec<_> = names(host).unwrap_or_default().into_iter().filter_map(ended).collect();
+    ended.sort();
+    let surplus = ended.len().saturating_sub(KEPT);
+    for (_, path) in ended.into_iter().take(surplus) {
+        // Its directory goes with it.
+        drop(take(host, &path));
+    }
+}
+
 fn try_lock(lock: &File) -> io::Result<bool> {
     match flock(lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -264,6 +284,7 @@ mod tests {
     use vm_passthrough::sim::SimHost;
 
     use std::os::unix::fs::PermissionsExt as _;
+    use std::time::SystemTime;
 
     use super::*;
 
@@ -309,6 +330,29 @@ mod tests {
         assert_eq!(fs::read_to_string(path.join("log.previous")).expect("its log"), "earlier");
         drop(home);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_logs_of_those_that_ended_last_are_kept() {
+        let sim = SimHost::new().expect("a simulated host");
+        let host = sim.plain_host();
+        let living = GuestHome::take(&host, "living").expect("a home");
+        let begin = SystemTime::now() - Duration::from_secs(1000);
+        let name = |number: usize| format!("web{number}");
+        for number in 0..KEPT + 3 {
+            let mut home = GuestHome::take(&host, &name(number)).expect("a home");
+            fs::write(home.path().join("log"), "").expect("written");
+            home.is_kept = true;
+            let folder = File::open(home.path()).expect("opened");
+            drop(home);
+            folder.set_modified(begin + Duration::from_secs(number as u64)).expect("a time");
+        }
+        assert_eq!(names(&host).expect("names").len(), KEPT + 1 + 1, "the last one began before it ended");
+        let next = GuestHome::take(&host, "next").expect("a home");
+        let left = names(&host).expect("names");
+        assert_eq!(left.len(), KEPT + 2);
+        assert!(left.contains(&name(3)) && !left.contains(&name(2)) && !left.contains(&name(0)), "{left:?}");
+        drop((living, next));
     }
 
     #[test]

@@ -5,18 +5,21 @@
 //! the memory (a futex), or, where the two are of different systems, until a byte comes over a stream. The other side may write anything at any
 //! time: what it wrote is copied before it is looked at, and where the program's bytes are only passed on to the driver, they are never looked at.
 
+#[cfg_attr(loom, path = "loom.rs")]
 mod sys;
+mod wait;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
+use crate::sync::Ordering;
 use crate::wire::{Answer, Header, Malformed, PAYLOAD};
-use sys::{Awaited, Memory, SLEEP, Wake};
+use sys::{Memory, Wake};
+use wait::{Awaited, SLEEP};
 
 /// Bytes of requests.
 const RING: usize = 8 << 20;
@@ -32,6 +35,8 @@ const HEADS: usize = 4096;
 /// How long a lane may be, largest first.
 pub const SIZES: [u64; 2] =
     [(HEADS + RING + PLACES * PLACE) as u64, (HEADS + SMALL_RING + PLACES * PLACE) as u64];
+/// Copies of more bytes than this go past the caches: they would push their own beginning out.
+const CACHED: usize = 4 << 20;
 /// Frames begin at such places.
 const ALIGN: usize = 16;
 /// The length of a frame that stands for the rest of the ring.
@@ -168,19 +173,25 @@ impl Near {
         Ok(answer.code)
     }
 
-    /// As [`receive`](Self::receive), with the payload, or as much of it as has room, in `reply`.
+    /// As [`receive`](Self::receive), with the payload, or as much of it as has room, in `reply`, which is a part of `whole` bytes.
     ///
     /// # Errors
     /// As there.
     pub fn receive_in(
         &mut self,
         reply: &mut [u8],
+        whole: usize,
         timeout: Option<Duration>,
         is_gone: impl Fn() -> bool,
     ) -> io::Result<u32> {
         let (at, answer) = self.await_answer(timeout, is_gone)?;
         let len = reply.len().min(answer.len as usize);
-        self.memory.read(at + 64, &mut reply[..len]);
+        let (at, reply) = (at + 64, &mut reply[..len]);
+        if whole > CACHED {
+            self.memory.read_past_caches(at, reply)
+        } else {
+            self.memory.read(at, reply)
+        }
         Ok(answer.code)
     }
 
@@ -272,8 +283,11 @@ impl Far {
         if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let memory = Memory::map(file, offset, len as usize, wake)?;
-        Ok(Self { memory, head: 0, tail: 0, told: 0, taken: 0, answered: 0, nap: SLEEP })
+        Ok(Self::over(Memory::map(file, offset, len as usize, wake)?))
+    }
+
+    fn over(memory: Memory) -> Self {
+        Self { memory, head: 0, tail: 0, told: 0, taken: 0, answered: 0, nap: SLEEP }
     }
 
     /// Returns the stream, which the program sees end, of a lane in a window. The lane must be dropped then.
@@ -309,10 +323,15 @@ impl Far {
                 self.head = self.memory.long(HEAD).load(Ordering::Acquire);
             }
             while self.head == self.tail {
-                if has_ended()
+                // What was sent before the end counts.
+                let ends = has_ended()
                     || self.memory.hung_up()
-                    || self.memory.word(CLOSED).load(Ordering::Acquire) != 0
-                {
+                    || self.memory.word(CLOSED).load(Ordering::Acquire) != 0;
+                self.head = self.memory.long(HEAD).load(Ordering::Acquire);
+                if self.head != self.tail {
+                    break;
+                }
+                if ends {
                     return Ok(None);
                 }
                 let nap = std::mem::replace(&mut self.nap, SLEEP);
@@ -320,7 +339,6 @@ impl Far {
                     self.memory.long(HEAD).load(Ordering::Acquire) != self.tail
                         || self.memory.word(CLOSED).load(Ordering::Relaxed) != 0
                 });
-                self.head = self.memory.long(HEAD).load(Ordering::Acquire);
             }
             let head = self.head;
             let there = head.wrapping_sub(self.tail);
@@ -384,5 +402,7 @@ impl Far {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod interleavings;
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -1,13 +1,12 @@
-//! The memory of a lane, and how who sleeps for it is woken.
+//! The memory of a lane, and what wakes who sleeps for it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -16,33 +15,6 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::thread::futex;
 
 use super::{HEADS, PLACE, PLACES};
-
-/// What is waited for: that decides how long it is looked for before who waits sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Awaited {
-    /// The other side.
-    Peer,
-    /// The device, for which the driver itself looks as long as it takes.
-    Device,
-}
-
-impl Awaited {
-    /// How long it is looked for: briefly where the other side may wait for this processor.
-    fn look(self) -> Duration {
-        static HAS_ENOUGH: LazyLock<bool> = LazyLock::new(|| {
-            const ENOUGH: usize = 4;
-            std::thread::available_parallelism().map_or(1, usize::from) >= ENOUGH
-        });
-        Duration::from_micros(match (*HAS_ENOUGH, self) {
-            (false, _) => 5,
-            (true, Self::Peer) => 50,
-            (true, Self::Device) => 1000,
-        })
-    }
-}
-
-/// How long it sleeps before it looks whether the other side is there.
-pub(super) const SLEEP: Duration = Duration::from_millis(100);
 
 /// How who sleeps is woken.
 #[derive(Debug)]
@@ -127,6 +99,42 @@ impl Memory {
         unsafe { std::ptr::copy_nonoverlapping(self.base.wrapping_add(at), to.as_mut_ptr(), to.len()) };
     }
 
+    /// As [`read`](Self::read), without bringing `to` into the caches: about twice as fast where what is copied in all has no room there.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn read_past_caches(&self, at: usize, to: &mut [u8]) {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        const LINE: usize = 64;
+        const VECTOR: usize = size_of::<__m128i>();
+        assert!(at + to.len() <= self.len);
+        let (before, lines) = to.split_at_mut(to.as_ptr().align_offset(LINE).min(to.len()));
+        let mut lines = lines.chunks_exact_mut(LINE);
+        self.read(at, before);
+        let mut from = at + before.len();
+        for line in &mut lines {
+            let source = self.base.wrapping_add(from).cast::<__m128i>();
+            let target = line.as_mut_ptr().cast::<__m128i>();
+            // SAFETY: the assertion has shown that the source is within the mapping; the target is a line, and aligned as one. What the other side
+            // writes meanwhile may be seen in part.
+            unsafe {
+                let vectors: [__m128i; LINE / VECTOR] =
+                    std::array::from_fn(|n| _mm_loadu_si128(source.wrapping_add(n)));
+                vectors
+                    .iter()
+                    .enumerate()
+                    .for_each(|(n, vector)| _mm_stream_si128(target.wrapping_add(n), *vector));
+            }
+            from += LINE;
+        }
+        self.read(from, lines.into_remainder());
+        // SAFETY: every processor of this kind has it. Else what follows could be seen before what was written.
+        unsafe { _mm_sfence() };
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn read_past_caches(&self, at: usize, to: &mut [u8]) {
+        self.read(at, to);
+    }
+
     /// Has this processor fetch the beginning of a frame.
     pub(super) fn fetch(&self, at: usize) {
         const LINE: usize = 64;
@@ -143,64 +151,23 @@ impl Memory {
         }
     }
 
-    /// Wakes who sleeps on a word.
-    pub(super) fn wake(&self, at: usize) {
-        fence(Ordering::SeqCst);
-        let word = self.word(at);
-        if word.load(Ordering::Relaxed) != 0 {
-            word.store(0, Ordering::SeqCst);
-            // Nobody to be woken is no failure, and neither are more bytes than are read.
-            let _ = match &self.wake {
-                Wake::Futex => futex::wake(word, futex::Flags::empty(), 1).map(drop),
-                Wake::Stream(stream) => {
-                    send(stream, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
-                }
-            };
-        }
+    /// Wakes who dozes, if somebody does.
+    pub(super) fn rouse(&self, at: usize) {
+        // Nobody to be woken is no failure, and neither are more bytes than are read.
+        let _ = match &self.wake {
+            Wake::Futex => futex::wake(self.word(at), futex::Flags::empty(), 1).map(drop),
+            Wake::Stream(stream) => send(stream, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop),
+        };
     }
 
-    /// Waits until something is so: no longer than a while, at whose end it may still not be.
-    pub(super) fn wait(&self, sleeps: usize, awaited: Awaited, is_so: impl FnMut() -> bool) -> bool {
-        self.wait_for(sleeps, awaited, SLEEP, is_so)
-    }
-
-    /// As [`wait`](Self::wait), with a sleep of so long.
-    pub(super) fn wait_for(
-        &self,
-        sleeps: usize,
-        awaited: Awaited,
-        sleep: Duration,
-        mut is_so: impl FnMut() -> bool,
-    ) -> bool {
-        if is_so() {
-            return true;
+    /// Sleeps while a word is 1, until it is roused, for so long at most.
+    pub(super) fn doze(&self, at: usize, timeout: Duration) {
+        let Ok(timeout) = timeout.try_into() else { return };
+        // Woken, interrupted or late: what is waited for is looked at again.
+        match &self.wake {
+            Wake::Futex => drop(futex::wait(self.word(at), futex::Flags::empty(), 1, Some(&timeout))),
+            Wake::Stream(stream) => self.sleep(stream, &timeout),
         }
-        let until = Instant::now() + awaited.look();
-        loop {
-            for _ in 0..64 {
-                if is_so() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            if Instant::now() >= until {
-                break;
-            }
-        }
-        let word = self.word(sleeps);
-        word.store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        if !is_so()
-            && let Ok(timeout) = sleep.try_into()
-        {
-            // Woken, interrupted or late: what is waited for is looked at again.
-            match &self.wake {
-                Wake::Futex => drop(futex::wait(word, futex::Flags::empty(), 1, Some(&timeout))),
-                Wake::Stream(stream) => self.sleep(stream, &timeout),
-            }
-        }
-        word.store(0, Ordering::SeqCst);
-        is_so()
     }
 
     /// Sleeps until a byte comes.

@@ -77,12 +77,17 @@ fn large_answers_come_whole_wherever_they_go() {
     let (mut near, mut far) = pair();
     let payload: Vec<u8> = (0..PAYLOAD - 4000).map(|at| (at * 7 + at / 253) as u8).collect();
     let mut room = vec![0; PAYLOAD + 64];
-    for from in [0, 1, 17, 63] {
+    for (from, whole) in [0, 1, 17, 63].into_iter().flat_map(|from| [(from, 0), (from, usize::MAX)]) {
+        room.fill(0);
         near.send(Header { asks: true, ..Header::default() }, [&[], &[]], || false).unwrap();
         far.answer(0, &payload);
         let to = &mut room[from..from + payload.len()];
-        assert_eq!(near.receive_in(to, None, || false).unwrap(), 0);
-        assert!(*to == payload[..], "{from}");
+        assert_eq!(near.receive_in(to, whole, None, || false).unwrap(), 0);
+        assert!(*to == payload[..], "{from} {whole}");
+        assert!(
+            room[..from].iter().chain(&room[from + payload.len()..]).all(|byte| *byte == 0),
+            "{from} {whole}"
+        );
     }
 }
 

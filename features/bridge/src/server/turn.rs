@@ -1,15 +1,16 @@
 //! The order of a program's calls over all its threads.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, fence};
 
 /// How long a call waits for those before it: none takes longer but what lets others go on, and compilers.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How often one that waits looks whether a call before it is held up, whose time does not count.
 const STEP: Duration = Duration::from_secs(10);
 /// How often a call looks for its turn before it sleeps.
-const SPINS: u32 = 2000;
+const SPINS: u32 = if cfg!(loom) { 0 } else { 2000 };
 
 /// Whose turn it is.
 #[derive(Debug, Default)]
@@ -38,6 +39,8 @@ impl Turn {
         }
         let mut until = Instant::now() + PATIENCE;
         self.waiting.fetch_add(1, Ordering::SeqCst);
+        // Of one that waits and one that passes the turn on, at least one sees the other.
+        fence(Ordering::SeqCst);
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let result = loop {
             let next = self.next.load(Ordering::SeqCst);
@@ -60,7 +63,8 @@ impl Turn {
 
     /// It is the turn of the call behind a ticket.
     pub(super) fn pass(&self, ticket: u64) {
-        self.next.store(ticket + 1, Ordering::SeqCst);
+        self.next.store(ticket + 1, Ordering::Release);
+        fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.look();
         }
@@ -105,7 +109,61 @@ impl Turn {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod interleavings {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    fn check(f: impl Fn() + Send + Sync + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(f);
+    }
+
+    #[test]
+    fn interleavings_of_tickets() {
+        check(|| {
+            let (turn, made) = (Arc::new(Turn::default()), Arc::new(AtomicU64::new(0)));
+            let later: Vec<_> = [1, 2]
+                .into_iter()
+                .map(|ticket| {
+                    let (turn, made) = (Arc::clone(&turn), Arc::clone(&made));
+                    thread::spawn(move || {
+                        turn.wait(ticket).unwrap();
+                        assert_eq!(made.load(Ordering::Relaxed), ticket - 1);
+                        made.store(ticket, Ordering::Relaxed);
+                        turn.pass(ticket);
+                    })
+                })
+                .collect();
+            turn.wait(0).unwrap();
+            turn.pass(0);
+            later.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn interleavings_of_an_end() {
+        check(|| {
+            let turn = Arc::new(Turn::default());
+            let waiter = {
+                let turn = Arc::clone(&turn);
+                thread::spawn(move || turn.wait(1))
+            };
+            let holder = {
+                let turn = Arc::clone(&turn);
+                thread::spawn(move || turn.hold(PATIENCE, || false))
+            };
+            turn.end();
+            assert_eq!(waiter.join().unwrap(), Err(NoTurn));
+            holder.join().unwrap();
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::Arc;
