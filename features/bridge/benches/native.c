@@ -114,25 +114,43 @@ int main(void) {
     memset(pinned, 2, bytes);
     const char *kinds[] = {"pageable", "pinned"};
     char *hosts[] = {pageable, pinned};
-    for (int kind = 0; kind < 2; kind++) {
-        double best[2] = {1e9, 1e9};
-        for (int turn = 0; turn < 5; turn++) {
-            double start = now();
-            CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), a, hosts[kind], bytes);
-            double middle = now();
-            CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), hosts[kind], a, bytes);
-            double end = now();
-            if (middle - start < best[0]) best[0] = middle - start;
-            if (end - middle < best[1]) best[1] = end - middle;
+    const struct {
+        const char *name;
+        size_t bytes;
+        int turns;
+    } sizes[] = {{"1MiB", 1 << 20, 200}, {"16MiB", 16 << 20, 30}, {"256MiB", bytes, 7}};
+    for (int kind = 0; kind < 2; kind++)
+        for (int size = 0; size < 3; size++) {
+            double taken[2][200];
+            size_t len = sizes[size].bytes;
+            int turns = sizes[size].turns;
+            for (int turn = 0; turn < turns; turn++) {
+                double start = now();
+                CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), a, hosts[kind], len);
+                double middle = now();
+                CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), hosts[kind], a, len);
+                taken[0][turn] = middle - start;
+                taken[1][turn] = now() - middle;
+            }
+            for (int back = 0; back < 2; back++) {
+                qsort(taken[back], turns, sizeof *times, compare);
+                printf("%s-%s-%s-GiB/s %.2f\n", kinds[kind], sizes[size].name, back ? "to-host" : "to-device", len / taken[back][turns / 2] / (1 << 30));
+            }
         }
-        printf("%s-to-device-GiB/s %.2f\n%s-to-host-GiB/s %.2f\n", kinds[kind], bytes / best[0] / (1 << 30), kinds[kind], bytes / best[1] / (1 << 30));
-    }
-    for (int i = 0; i < 1000; i++) {
-        double start = now();
-        CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), b, pageable, 4096);
-        times[i] = now() - start;
-    }
-    tell("copy-4KiB", 1000);
+    char name[64];
+    for (int kind = 0; kind < 2; kind++)
+        for (int back = 0; back < 2; back++) {
+            for (int i = 0; i < 1000; i++) {
+                double start = now();
+                if (back)
+                    CALL("cuMemcpyDtoH_v2", (void *, ptr, size_t), hosts[kind], b, 8);
+                else
+                    CALL("cuMemcpyHtoD_v2", (ptr, const void *, size_t), b, hosts[kind], 4096);
+                times[i] = now() - start;
+            }
+            snprintf(name, sizeof name, "%s-%s", kinds[kind], back ? "8B-to-host" : "4KiB-to-device");
+            tell(name, 1000);
+        }
     CALL("cuMemFreeHost", (void *), pinned);
     return 0;
 }

@@ -64,7 +64,7 @@ compare() {
     grep '^vm-bridge' "$work/bridged.err" || true
 }
 compare "$work/add"
-[ $# -gt 0 ] || set -- "python3 $here/programs/train.py" "python3 $here/programs/decode.py" "python3 $here/programs/products.py" \
+[ $# -gt 0 ] || set -- "python3 $here/programs/train.py" "python3 $here/programs/steps.py" "python3 $here/programs/decode.py" "python3 $here/programs/products.py" \
     "python3 $here/programs/graphs.py" "python3 $here/programs/sparse.py" "python3 $here/programs/compiled.py" "python3 $here/programs/arrays.py" "python3 $here/programs/jit.py" "python3 $here/programs/xla.py"
 for program in "$@"; do
     # What is in quotes is a command with its arguments.

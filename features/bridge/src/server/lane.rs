@@ -618,15 +618,16 @@ impl Lane {
     }
 
     /// Where the driver reads bytes of a request for a copy, in a stream or not. The next request may overwrite them, and the driver reads registered
-    /// memory only when the stream comes to it: few bytes are copied, and a copy of many is waited for, as the driver itself may do.
+    /// memory only when the stream comes to it: few bytes are copied, which takes less than the device's reading of them, and a copy of many is waited
+    /// for, as the driver itself may do.
     pub(super) fn source(&mut self, call: &Call<'_>, (place, len): (u64, usize), in_stream: bool) -> Source {
         if len >= PINNED {
             self.pin(call.session);
         }
-        let is_late = in_stream && call.bulk.is_some() && self.pinned == Some(0);
-        let bytes = if is_late && len < PINNED { sys::bytes(place, len) } else { Vec::new() };
+        let is_pinned = call.bulk.is_some() && self.pinned == Some(0);
+        let bytes = if is_pinned && len < PINNED { sys::bytes(place, len) } else { Vec::new() };
         let place = if bytes.is_empty() { place } else { sys::place(&bytes) };
-        Source { place, waits: is_late && len >= PINNED, _bytes: bytes }
+        Source { place, waits: in_stream && is_pinned && len >= PINNED, _bytes: bytes }
     }
 
     /// Takes a part of an image.
