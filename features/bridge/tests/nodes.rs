@@ -275,3 +275,20 @@ fn who_has_no_server_shares_nothing() {
     assert_eq!(place.call("cuIpcCloseMemHandle", &[place.memory]), none);
     assert_eq!(place.call("cuIpcGetMemHandle", &[64]), none);
 }
+
+#[test]
+fn an_image_is_for_the_call_behind_it_alone() {
+    let mut place = Place::new();
+    let graph = place.graph;
+    let load = |place: &mut Place| {
+        assert_eq!(place.send(own::IMAGE.into(), b"vm-cuda-fake\n\0"), Ok((0, vec![])));
+        let (code, loaded) = place.call("cuModuleLoadDataEx", &[0, 0, 0]).expect("a call");
+        assert_eq!((code, loaded[0]), (0, 0));
+    };
+    // A text that nobody fetches, and an image that nobody loads.
+    assert_ne!(place.get("cuGraphDebugDotPrint", &[graph, 0]), 0);
+    load(&mut place);
+    assert_eq!(place.send(own::IMAGE.into(), b"something else"), Ok((0, vec![])));
+    assert_eq!(place.call("cuCtxSynchronize", &[]), Ok((0, vec![])));
+    load(&mut place);
+}

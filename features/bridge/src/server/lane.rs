@@ -350,8 +350,10 @@ pub struct Lane {
     marks: Option<Marks>,
     /// What failed of what was not waited for.
     failed: u32,
-    /// An image that comes in parts.
+    /// An image that comes in parts, for the call behind them.
     pub(super) image: Image,
+    /// What a call made that the program fetches in parts.
+    pub(super) made: Image,
     /// Parameters of a launch; kept for the next.
     pub(super) memory: Vec<u64>,
     /// Where the answer's payload may be written.
@@ -446,6 +448,7 @@ impl Lane {
         Self {
             marks: session.watch().cloned().map(Marks::new),
             image: Image::new(session.host()),
+            made: Image::new(session.host()),
             session,
             number,
             failed: 0,
@@ -523,6 +526,10 @@ impl Lane {
             Call { session: &session, ticket: header.ticket, passed: false, asks: header.asks, number, bulk };
         let result = self.make(&mut call, payload, reply);
         call.pass();
+        if !matches!(header.call, own::IMAGE | own::PRINTED) && !self.image.bytes.is_empty() {
+            // This call had no use for it, and the next must not take it for its own.
+            self.image.take();
+        }
         let result = match result {
             Ok(code) => code,
             Err(Refused::Code(code)) => {
@@ -558,8 +565,6 @@ impl Lane {
         // What was not waited for and failed is told here, in the place of what this call would have said.
         let tells = call.asks && mode != Mode::Kept && !names_errors(call.number);
         if tells && self.failed != 0 && mode != Mode::Waits {
-            // An image that came for it is not to be a part of the next.
-            self.image.take();
             return Ok(std::mem::take(&mut self.failed));
         }
         if matches!(mode, Mode::Unsupported | Mode::Here) {

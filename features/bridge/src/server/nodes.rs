@@ -456,8 +456,8 @@ pub(super) fn print(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Re
         }
     }
     text += "}\n";
-    parts.lane.image.set(text.len(), || text.into_bytes())?;
-    put(parts.reply, parts.lane.image.bytes.len() as u64);
+    parts.lane.made.set(text.len(), || text.into_bytes())?;
+    put(parts.reply, parts.lane.made.bytes.len() as u64);
     Ok(0)
 }
 

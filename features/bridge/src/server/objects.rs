@@ -155,9 +155,9 @@ pub(super) fn link_complete(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result
     let result = call.make(&words, &mut memory)?;
     let len = usize::try_from(memory[1]).ok().filter(|len| *len <= IMAGE).ok_or(code::OUT_OF_MEMORY)?;
     let len = if result == 0 { len } else { 0 };
-    parts.lane.image.set(len, || sys::bytes(memory[0], len))?;
+    parts.lane.made.set(len, || sys::bytes(memory[0], len))?;
     put(parts.reply, result.into());
-    put(parts.reply, parts.lane.image.bytes.len() as u64);
+    put(parts.reply, parts.lane.made.bytes.len() as u64);
     call.session.put_logs(link, parts.reply);
     Ok(0)
 }
@@ -176,7 +176,7 @@ pub(super) fn link_destroy(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32,
 pub(super) fn linked(_: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refused> {
     let (at, len) = (parts.reader.word()?, parts.reader.word()?);
     let end = at.checked_add(len).filter(|_| len <= CHUNK as u64).ok_or(Malformed)?;
-    let part = parts.lane.image.bytes.get(at as usize..end as usize).ok_or(code::INVALID_VALUE)?;
+    let part = parts.lane.made.bytes.get(at as usize..end as usize).ok_or(code::INVALID_VALUE)?;
     put_bytes(parts.reply, part);
     Ok(0)
 }
