@@ -101,6 +101,8 @@ pub(crate) struct Memory {
     pub(crate) len: u64,
     /// The objects with which it ends; 0 is none.
     pub(crate) owners: [u64; 2],
+    /// The context that it was allocated in on its own device, whose kernels reach it at its address; 0 if there is none.
+    pub(crate) home: u64,
 }
 
 /// Drivers round allocations up to a multiple of at least so many bytes.
@@ -131,6 +133,12 @@ impl Devices {
 
     pub(crate) fn has(&self, at: u64) -> bool {
         self.0.range(..=at).next_back().is_some_and(|(start, memory)| at - start < memory.len)
+    }
+
+    /// Returns whether kernels of a context reach what is at an address by that address. `false` if only the driver knows.
+    pub(crate) fn is_at_home(&self, at: u64, context: u64) -> bool {
+        let found = self.0.range(..=at).next_back();
+        found.is_some_and(|(start, memory)| at - start < memory.len && memory.home == context && context != 0)
     }
 
     /// Returns whether the memory at an address is known and ends before `len` bytes of it.
@@ -193,7 +201,7 @@ mod tests {
     #[test]
     fn memory_takes_the_place_of_what_was_there() {
         let mut devices = Devices::default();
-        let memory = |len, owner| Memory { len, owners: [owner, 0] };
+        let memory = |len, owner| Memory { len, owners: [owner, 0], home: owner };
         devices.insert(0x1000, memory(0x100, 1));
         devices.insert(0x2000, memory(0x1000, 2));
         devices.insert(0x3000, memory(0x10, 1));
@@ -201,6 +209,9 @@ mod tests {
         devices.insert(0x800, memory(0x1000, 3));
         assert!([0x800, 0x10ff, 0x17ff, 0x2000].into_iter().all(|at| devices.has(at)));
         assert!(![0x1800, 0x7ff].into_iter().any(|at| devices.has(at)));
+        assert!(
+            devices.is_at_home(0x2fff, 2) && !devices.is_at_home(0x2fff, 1) && !devices.is_at_home(0x1800, 3)
+        );
         let ends_before = |devices: &Devices, at, len| devices.ends_before(at, len);
         // Two behind one another, the last of which is rounded up.
         assert!([0x1000, 0x1010, 0x1200].iter().all(|len| !ends_before(&devices, 0x2000, *len)));

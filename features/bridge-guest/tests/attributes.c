@@ -4,7 +4,7 @@
 #include <string.h>
 #include "../../hook-preload/tests/driver.h"
 
-enum { IS_MANAGED = 8 };
+enum { IS_MANAGED = 8, DEVICE_POINTER = 3 };
 
 int main(int count, char **argument) {
     begin();
@@ -35,5 +35,11 @@ int main(int count, char **argument) {
         CALL("cuPointerGetAttributes", (unsigned, int *, void **, ptr), 1, &attribute, &place, all[i]);
         printf("managed: %zu %d %d %d\n", i, code, code ? 0 : one, both);
     }
+    /* Kernels are launched with so many parameters that nobody should wait for each. */
+    ptr one = all[0], reached = 0;
+    for (int i = 0; i < 1000; i++) CALL("cuPointerGetAttribute", (void *, int, ptr), &reached, DEVICE_POINTER, one + 64 * i);
+    printf("reached: %d, behind it: %d", reached == one + 64 * 999, TRY("cuPointerGetAttribute", (void *, int, ptr), &reached, DEVICE_POINTER, one + 16 * mib));
+    CALL("cuMemFree_v2", (ptr), one);
+    printf(", freed: %d\n", TRY("cuPointerGetAttribute", (void *, int, ptr), &reached, DEVICE_POINTER, one));
     return 0;
 }

@@ -298,7 +298,8 @@ fn devices_say_what_their_functions_do() {
     let attributes =
         |way: &str| -> Vec<String> { place.run(way, &[], &variables).lines().map(str::to_owned).collect() };
     let natively = attributes("driver");
-    assert_eq!(natively.len(), 3 * 160 + 5 + 1, "{natively:?}");
+    assert_eq!(natively.len(), 3 * 160 + 5 + 2, "{natively:?}");
+    assert!(natively.contains(&"reached: 1, behind it: 1, freed: 1".to_owned()), "{natively:?}");
     let expected = natively.iter().map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
         [device, attribute, value] if !line.starts_with("exit") => {
             let absent = ABSENT.iter().any(|(absent, _)| absent.to_string() == attribute);
@@ -309,6 +310,12 @@ fn devices_say_what_their_functions_do() {
     });
     let expected: Vec<_> = expected.collect();
     assert_eq!(attributes("bridge"), expected);
+    let counts = tempfile::NamedTempFile::new().expect("a file");
+    place.run("bridge", &[], &[("VM_BRIDGE_COUNTS", counts.path().to_str().expect("a name"))]);
+    let counted = std::fs::read_to_string(counts.path()).expect("counts");
+    let asked = counted.lines().find_map(|line| line.strip_suffix(" cuPointerGetAttributes"));
+    let asked: u32 = asked.and_then(|line| line.split(' ').next()?.parse().ok()).expect("a count");
+    assert!(asked < 100, "the server was asked for {asked} attributes");
     assert_eq!(
         expected.iter().filter(|line| line.starts_with("managed: ") && line.ends_with(" 0")).count(),
         5

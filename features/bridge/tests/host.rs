@@ -94,10 +94,9 @@ impl Program {
         words.first().copied().unwrap_or(0)
     }
 
-    /// Sends a part of an image without waiting for an answer, and returns the result of the next call.
+    /// Sends a part of an image.
     fn image(&mut self, lane: usize, len: usize) -> u32 {
-        assert_eq!(self.send(lane, own::IMAGE, false, &vec![b'x'; len]).0, None);
-        self.call(lane, "cuMemGetInfo_v2", &[1, 1]).0
+        self.send(lane, own::IMAGE, true, &vec![b'x'; len]).0.expect("an answer")
     }
 
     /// Returns how often a call succeeds until it is out of memory, and checks that the session goes on.
@@ -343,6 +342,45 @@ fn copies_of_graphs_are_counted_with_all_that_is_in_them() {
         let count = program.until_full(10_000, |program, _| program.call(0, name, words).0);
         assert!(count < 10_000, "{name} {count}");
     }
+}
+
+#[test]
+fn copies_of_graphs_are_counted_with_their_references_to_user_objects() {
+    const OBJECTS: u64 = 1000;
+    /// No reference takes less.
+    const BYTES: u64 = 64;
+    let mut program = Program::new();
+    let graph = program.get("cuGraphCreate", &[1, 0]);
+    let before = program.host.left();
+    let objects: Vec<_> =
+        (1..=OBJECTS).map(|at| program.get("cuUserObjectCreate", &[at, at, 1, 1])).collect();
+    let made = program.host.left();
+    for object in &objects {
+        assert_eq!(program.call(0, "cuGraphRetainUserObject", &[graph, *object, 1, 0]).0, OK);
+        assert_eq!(program.call(0, "cuGraphRetainUserObject", &[graph, *object, 2, 0]).0, OK);
+    }
+    assert!(made - program.host.left() >= OBJECTS * BYTES && before > made);
+    let copy = program.get("cuGraphClone", &[1, graph]);
+    let outer = program.get("cuGraphCreate", &[1, 0]);
+    assert_eq!(program.call(0, "cuGraphAddChildGraphNode", &[1, outer, 0, 0, copy]).0, OK);
+    for of in [graph, copy, outer] {
+        for (name, words) in [("cuGraphClone", &[1, of][..]), ("cuGraphInstantiateWithFlags", &[1, of, 0])] {
+            let before = program.host.left();
+            let made = program.get(name, words);
+            let taken = before - program.host.left();
+            assert!(taken >= OBJECTS * BYTES, "{name} {taken}");
+            let end = if name == "cuGraphClone" { "cuGraphDestroy" } else { "cuGraphExecDestroy" };
+            assert_eq!(program.call(0, end, &[made]).0, OK);
+            assert_eq!(program.host.left(), before, "{end}");
+        }
+    }
+    for object in &objects {
+        assert_eq!(program.call(0, "cuGraphReleaseUserObject", &[graph, *object, 1]).0, OK);
+        assert_eq!(program.call(0, "cuGraphReleaseUserObject", &[graph, *object, 2]).0, OK);
+    }
+    let before = program.host.left();
+    program.get("cuGraphClone", &[1, graph]);
+    assert!(before - program.host.left() < OBJECTS * BYTES);
 }
 
 #[test]

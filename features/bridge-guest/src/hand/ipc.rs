@@ -66,7 +66,7 @@ pub(crate) fn cuIpcOpenMemHandle(number: usize, words: &[usize]) -> Result<(), u
     let reply = client.ask(number, &payload, false).map_err(|code| explain(code, "memory"))?;
     let mut reader = Reader(&reply);
     let (Ok(at), Ok(len)) = (reader.word(), reader.word()) else { return Err(code::UNAVAILABLE) };
-    locked(&client.devices).insert(at, Memory { len, owners: [current::get(), 0] });
+    locked(&client.devices).insert(at, Memory { len, owners: [current::get(), 0], home: 0 });
     caller::write(to, at);
     Ok(())
 }

@@ -102,31 +102,32 @@ fn is_shared(client: &Client, at: usize, len: usize) -> bool {
     })
 }
 
-/// Asks for memory, and remembers it.
-fn allocate(number: usize, words: &[usize], len: u64) -> Result<(), u32> {
-    forward::ask(number, words)?;
-    let memory = Memory { len, owners: [current::get(), 0] };
-    locked(&client()?.devices).insert(caller::word(words[0]), memory);
+/// Remembers memory that was allocated in the current context.
+fn remember(at: u64, len: u64, is_home: bool) -> Result<(), u32> {
+    let context = current::get();
+    let memory = Memory { len, owners: [context, 0], home: if is_home { context } else { 0 } };
+    locked(&client()?.devices).insert(at, memory);
     Ok(())
 }
 
 pub(crate) fn cuMemAlloc_v2(number: usize, words: &[usize]) -> Result<(), u32> {
-    allocate(number, words, words[1] as u64)
+    forward::ask(number, words)?;
+    remember(caller::word(words[0]), words[1] as u64, true)
 }
 
+/// The memory is of the stream's device, which need not be the current one.
 pub(crate) fn cuMemAllocAsync(number: usize, words: &[usize]) -> Result<(), u32> {
-    allocate(number, words, words[1] as u64)
+    forward::ask(number, words)?;
+    remember(caller::word(words[0]), words[1] as u64, false)
 }
 
 pub(crate) fn cuMemAllocFromPoolAsync(number: usize, words: &[usize]) -> Result<(), u32> {
-    allocate(number, words, words[1] as u64)
+    cuMemAllocAsync(number, words)
 }
 
 pub(crate) fn cuMemAllocPitch_v2(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
-    let memory = Memory { len: caller::word(words[1]) * words[3] as u64, owners: [current::get(), 0] };
-    locked(&client()?.devices).insert(caller::word(words[0]), memory);
-    Ok(())
+    remember(caller::word(words[0]), caller::word(words[1]) * words[3] as u64, true)
 }
 
 pub(crate) fn cuMemGetAddressRange_v2(number: usize, words: &[usize]) -> Result<(), u32> {
@@ -139,7 +140,7 @@ pub(crate) fn cuMemGetAddressRange_v2(number: usize, words: &[usize]) -> Result<
 
 pub(crate) fn cuMemAddressReserve(number: usize, words: &[usize]) -> Result<(), u32> {
     forward::ask(number, words)?;
-    let memory = Memory { len: words[1] as u64, owners: [0; 2] };
+    let memory = Memory { len: words[1] as u64, owners: [0; 2], home: 0 };
     locked(&client()?.devices).insert(caller::word(words[0]), memory);
     Ok(())
 }

@@ -183,7 +183,7 @@ fn global(number: usize, words: &[usize]) -> Result<(), u32> {
     }
     // A library's is of the current context.
     let owners = [words[2] as u64, current::get()];
-    locked(&client()?.devices).insert(at, Memory { len, owners });
+    locked(&client()?.devices).insert(at, Memory { len, owners, home: 0 });
     caller::write(words[0], at);
     caller::write(words[1], len);
     Ok(())

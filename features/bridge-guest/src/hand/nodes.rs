@@ -177,7 +177,7 @@ fn returned(client: &Client, graph: u64, kind: u64, at: usize, reply: &[u8]) -> 
     match kind {
         node::ALLOCATE => {
             caller::write(at + 8 * AT, *last);
-            let memory = Memory { len: caller::word(at + 8 * LEN), owners: [graph, 0] };
+            let memory = Memory { len: caller::word(at + 8 * LEN), owners: [graph, 0], home: 0 };
             locked(&client.devices).insert(*last, memory);
         }
         node::CONDITIONAL => caller::write(at + 16, keep(*first as usize, &words[1..])),

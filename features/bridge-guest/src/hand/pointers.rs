@@ -3,7 +3,7 @@
 use vm_bridge::wire::{Malformed, Reader, WINDOW, code, put};
 
 use super::{Allocation, current_device, is_device, managed_at, registered_at, shared_at, the};
-use crate::client::{Client, client};
+use crate::client::{Client, client, locked};
 use crate::current;
 use crate::sys::caller;
 
@@ -16,7 +16,9 @@ fn size(attribute: u32) -> usize {
 }
 
 /// `CU_POINTER_ATTRIBUTE_CONTEXT`, `…_MEMORY_TYPE`, `…_DEVICE_POINTER`, `…_HOST_POINTER`, `…_IS_MANAGED`, `…_DEVICE_ORDINAL`, `…_RANGE_START_ADDR`, `…_RANGE_SIZE`.
-const OF_REGISTERED: [u32; 8] = [1, 2, 3, 4, 8, ORDINAL, 11, 12];
+const OF_REGISTERED: [u32; 8] = [1, 2, DEVICE_POINTER, 4, 8, ORDINAL, 11, 12];
+/// `CU_POINTER_ATTRIBUTE_DEVICE_POINTER`.
+const DEVICE_POINTER: u32 = 3;
 /// `CU_MEMORYTYPE_HOST`.
 const HOST: u64 = 1;
 
@@ -85,6 +87,12 @@ fn is_known(client: &Client, at: usize) -> bool {
 
 /// Asks for attributes of an address: the result of each, with its value.
 fn get(at: usize, attributes: &[u32]) -> Result<Values, u32> {
+    // What launches kernels asks this of each parameter.
+    if let [DEVICE_POINTER] = *attributes
+        && locked(&client()?.devices).is_at_home(at as u64, current::get())
+    {
+        return Ok(vec![of_word(at as u64)]);
+    }
     if let Some(known) = registered(at, attributes)? {
         let Some(shared) = shared_at(&*client()?, at, 1) else { return Ok(known) };
         // The driver knows the rest, of where it has the memory.

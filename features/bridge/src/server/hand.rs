@@ -38,7 +38,7 @@ pub(super) struct Parts<'a> {
 
 type Handler = fn(&mut Call<'_>, Parts<'_>) -> Result<u32, Refused>;
 
-const HANDLERS: [(&str, Handler); 78] = [
+const HANDLERS: [(&str, Handler); 80] = [
     ("cuInit", initialise),
     ("cuModuleLoadDataEx", module),
     ("cuLibraryLoadData", library),
@@ -113,6 +113,8 @@ const HANDLERS: [(&str, Handler); 78] = [
     ("cuStreamBeginCapture_v2", begin_capture),
     ("cuStreamBeginCaptureToGraph", begin_capture),
     ("cuStreamEndCapture", end_capture),
+    ("cuGraphRetainUserObject", nodes::retain),
+    ("cuGraphReleaseUserObject", nodes::release),
     ("cuGraphClone", |call, parts| nodes::copy_graph(call, parts, 1, Object::Graph)),
     ("cuGraphAddChildGraphNode", |call, parts| nodes::copy_graph(call, parts, 4, Object::Node)),
     ("cuStreamGetCaptureInfo_v2", |call, parts| capture::info(call, parts.reader, false, parts.reply)),

@@ -3,7 +3,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use vm_cuda_api::Object;
 
-use super::host::{Charge, EDGE, ENTRY, HostMemory, cost};
+use super::host::{Charge, EDGE, ENTRY, HostMemory, REFERENCE, cost};
 use crate::wire::code;
 
 /// The most handles of a session.
@@ -27,6 +27,9 @@ struct Entry {
     /// Bytes of the charge that are for parameters of graph nodes: by the node's driver handle in an executable graph, by 0 in a node, and by 0 for all
     /// nodes of a copied or captured graph.
     parameters: FxHashMap<u64, u64>,
+    /// References of a graph to user objects: how many to each that the program had it retain, and how many in all came with copies of graphs.
+    retained: FxHashMap<u64, u64>,
+    copied: u64,
     /// Its owners, and the objects that it owns.
     owners: Vec<Key>,
     owned: FxHashSet<Key>,
@@ -60,6 +63,10 @@ pub(super) struct Handles {
     strays: FxHashSet<Key>,
     /// The driver's handle of each device's primary context.
     primaries: FxHashMap<u64, u64>,
+    /// References to user objects of graphs that were launched into captures: any graph may be a copy of those.
+    captured: u64,
+    /// Was there ever a reference?
+    has_references: bool,
 }
 
 impl Handles {
@@ -72,6 +79,8 @@ impl Handles {
             made: 0,
             strays: FxHashSet::default(),
             primaries: FxHashMap::default(),
+            captured: 0,
+            has_references: false,
         }
     }
 
@@ -117,6 +126,53 @@ impl Handles {
             *charged += charge.bytes() - if *charged == 0 { ENTRY } else { 0 };
             entry.charge.merge(charge);
         }
+    }
+
+    /// Has a graph retain a user object; the charge is for one [`REFERENCE`].
+    pub(super) fn retain_user_object(&mut self, graph: u64, object: u64, count: u64, charge: Charge) {
+        let Some(entry) = self.entries.get_mut(&key(Object::Graph, graph)) else { return };
+        self.has_references = true;
+        let retained = entry.retained.entry(object).or_default();
+        if *retained == 0 {
+            entry.charge.merge(charge);
+        }
+        *retained = retained.saturating_add(count);
+    }
+
+    /// Has a graph release a user object that it retained so often.
+    pub(super) fn release_user_object(&mut self, graph: u64, object: u64, count: u64) {
+        let Some(entry) = self.entries.get_mut(&key(Object::Graph, graph)) else { return };
+        let Some(retained) = entry.retained.get_mut(&object) else { return };
+        *retained = retained.saturating_sub(count);
+        if *retained == 0 {
+            entry.retained.remove(&object);
+            let left = entry.charge.bytes().saturating_sub(REFERENCE);
+            entry.charge.shrink(left);
+        }
+    }
+
+    /// Adds references to user objects that a graph has got as a copy of another, or with a graph within it.
+    pub(super) fn copy_references(&mut self, object: Object, id: u64, count: u64) {
+        if let Some(entry) = self.entries.get_mut(&key(object, id)) {
+            entry.copied = entry.copied.saturating_add(count);
+        }
+    }
+
+    /// A graph that runs was launched into a capture.
+    pub(super) fn capture_references(&mut self, exec: u64) {
+        let copied = self.entries.get(&key(Object::Exec, exec)).map_or(0, |entry| entry.copied);
+        self.captured = self.captured.saturating_add(copied);
+    }
+
+    pub(super) fn has_references(&self) -> bool {
+        self.has_references
+    }
+
+    /// Returns an upper bound of a graph's references to user objects; `real` is what the driver calls it.
+    pub(super) fn references(&self, real: u64) -> u64 {
+        let entry = self.id(Object::Graph, real).and_then(|id| self.entries.get(&key(Object::Graph, id)));
+        let own = entry.map_or(0, |entry| entry.copied.saturating_add(entry.retained.len() as u64));
+        own.saturating_add(self.captured)
     }
 
     /// Returns how much memory an object holds.
@@ -248,7 +304,19 @@ impl Handles {
         let (parameters, owners, owned) = (FxHashMap::default(), Vec::new(), FxHashSet::default());
         self.entries.insert(
             key(object, id),
-            Entry { object, real, count: 1, layout: None, charge, edges: 0, parameters, owners, owned },
+            Entry {
+                object,
+                real,
+                count: 1,
+                layout: None,
+                charge,
+                edges: 0,
+                parameters,
+                retained: FxHashMap::default(),
+                copied: 0,
+                owners,
+                owned,
+            },
         );
         self.numbers.insert((object, real), id);
         Ok(id)

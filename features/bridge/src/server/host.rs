@@ -121,6 +121,8 @@ pub(super) fn cost(object: Object) -> u64 {
 
 /// Bytes charged for a graph node, without its parameters.
 pub(super) const NODE: u64 = 1024;
+/// Bytes charged for a graph's reference to a user object: the driver's, and this process's own.
+pub(super) const REFERENCE: u64 = 128;
 /// Bytes charged for an edge of a graph: an entry at each of its nodes and its edge data, with room for vectors that double.
 pub(super) const EDGE: u64 = 64;
 /// Bytes charged for an object of a few words.

@@ -348,8 +348,8 @@ pub struct Lane {
     number: u64,
     /// What it marks streams by, where there is a deadline or a time slice.
     marks: Option<Marks>,
-    /// What failed of what was not waited for.
-    failed: u32,
+    /// Its number among the session's.
+    thread: u64,
     /// An image that comes in parts, for the call behind them.
     pub(super) image: Image,
     /// What a call made that the program fetches in parts.
@@ -392,6 +392,26 @@ fn grows(number: usize) -> bool {
         FUNCTIONS.iter().map(grows).collect()
     });
     GROWS.get(number).copied().unwrap_or(false)
+}
+
+/// Numbers of functions by their names.
+fn named(is_one: impl Fn(&str) -> bool) -> Vec<bool> {
+    FUNCTIONS.iter().map(|function| is_one(&function.name)).collect()
+}
+
+/// Returns whether a call copies and has ended when it returns.
+fn copies(number: usize) -> bool {
+    static COPIES: LazyLock<Vec<bool>> =
+        LazyLock::new(|| named(|name| name.starts_with("cuMemcpy") && !name.contains("Async")));
+    COPIES.get(number).is_some_and(|copies| *copies)
+}
+
+/// Returns whether a call ends an object.
+fn ends(number: usize) -> bool {
+    const WORDS: [&str; 6] = ["Free", "Destroy", "Unload", "Release", "Unmap", "Unregister"];
+    static ENDS: LazyLock<Vec<bool>> =
+        LazyLock::new(|| named(|name| WORDS.iter().any(|word| name.contains(word))));
+    ENDS.get(number).is_some_and(|ends| *ends)
 }
 
 /// Returns whether a call must not return the deferred error of an earlier call: it returns the name of an error, or printed text.
@@ -449,9 +469,9 @@ impl Lane {
             marks: session.watch().cloned().map(Marks::new),
             image: Image::new(session.host()),
             made: Image::new(session.host()),
+            thread: session.untold().thread(),
             session,
             number,
-            failed: 0,
             memory: Vec::new(),
             room: None,
             there: None,
@@ -463,6 +483,7 @@ impl Lane {
     fn run(&mut self, transport: &mut dyn Transport) -> Result<(), SessionError> {
         self.pinnable = transport.pinnable();
         let result = self.serve_all(transport);
+        self.session.untold().end(self.thread);
         if let Some(marks) = &self.marks {
             marks.end(&self.session);
         }
@@ -525,6 +546,10 @@ impl Lane {
         let mut call =
             Call { session: &session, ticket: header.ticket, passed: false, asks: header.asks, number, bulk };
         let result = self.make(&mut call, payload, reply);
+        if let (false, Ok(code @ 1..) | Err(Refused::Code(code))) = (header.asks, &result) {
+            // Before the next call of any thread.
+            session.untold().keep(self.thread, *code);
+        }
         call.pass();
         if !matches!(header.call, own::IMAGE | own::PRINTED) && !self.image.bytes.is_empty() {
             // This call had no use for it, and the next must not take it for its own.
@@ -547,13 +572,7 @@ impl Lane {
             };
             recorder.call(self.number, header, [payload, &bulk], (result, reply));
         }
-        if header.asks {
-            return Ok(Some(result));
-        }
-        if result != 0 && self.failed == 0 {
-            self.failed = result;
-        }
-        Ok(None)
+        Ok(header.asks.then_some(result))
     }
 
     fn make(&mut self, call: &mut Call<'_>, payload: &[u8], reply: &mut Vec<u8>) -> Result<u32, Refused> {
@@ -564,8 +583,13 @@ impl Lane {
         };
         // What was not waited for and failed is told here, in the place of what this call would have said.
         let tells = call.asks && mode != Mode::Kept && !names_errors(call.number);
-        if tells && self.failed != 0 && mode != Mode::Waits {
-            return Ok(std::mem::take(&mut self.failed));
+        let waits = mode == Mode::Waits || copies(call.number);
+        // What waits is made all the same, and so is what ends an object: nobody would end it again.
+        if tells && mode != Mode::Waits && !ends(call.number) {
+            let code = call.session.untold().tell(self.thread, waits);
+            if code != 0 {
+                return Ok(code);
+            }
         }
         if matches!(mode, Mode::Unsupported | Mode::Here) {
             return Err(code::NOT_SUPPORTED.into());
@@ -579,6 +603,14 @@ impl Lane {
             let edges = edges::of_capture(call.session, call.number, payload);
             let parameters = nodes::of_launch(call, effect, payload);
             call.session.record(NODE + payload.len() as u64 + parameters + more + edges)?;
+            if effect == Effect::LaunchesGraph && call.session.is_recorded() {
+                let mut reader = Reader(payload);
+                let stream = reader.word().and_then(|_| reader.word())?;
+                let stream = call.session.handles().real(Object::Stream, stream)?;
+                if hand::records(call, stream) {
+                    call.session.handles().capture_references(graph);
+                }
+            }
         }
         let pending = match &mut self.marks {
             Some(marks) => marks.before(call.session, call.number, payload)?,
@@ -603,12 +635,11 @@ impl Lane {
             self.there = None;
             return Ok(failed);
         }
-        if tells && self.failed != 0 {
+        let code = if tells { call.session.untold().tell(self.thread, waits) } else { 0 };
+        if code != 0 {
             self.there = None;
-            Ok(std::mem::take(&mut self.failed))
-        } else {
-            Ok(result)
         }
+        Ok(if code == 0 { result } else { code })
     }
 
     /// Registers the lane's memory with the driver, once: the device then reads and writes it itself. Where that fails the driver stages its copies.

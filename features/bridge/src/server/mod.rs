@@ -31,6 +31,7 @@ mod staged;
 mod strided;
 pub mod sys;
 mod turn;
+mod untold;
 
 pub use exports::{Exports, Permit};
 pub use host::HostMemory;

@@ -20,7 +20,7 @@ use super::edges;
 use super::effects::Effect;
 use super::hand::{Parts, parameters};
 use super::handles::Layout;
-use super::host::{Charge, EDGE, NODE, cost};
+use super::host::{Charge, EDGE, NODE, REFERENCE, cost};
 use super::lane::Call;
 use super::pack::{self, Refused};
 use super::reach::reach;
@@ -216,6 +216,12 @@ pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refu
             return growth.done(call, done?, parts.reply);
         }
     }
+    let child = if kind == node::GRAPH {
+        call.session.handles().real(Object::Graph, graph.unwrap_or(0))?
+    } else {
+        0
+    };
+    let references = if child == 0 { 0 } else { references(call, child) };
     let place = sys::place_words(&mut made.words);
     let result = pack::make_with(call.session, call.number, parts.reader.0, parts.reply, Some(place))?;
     growth.done(call, result, parts.reply)?;
@@ -224,6 +230,11 @@ pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refu
         let mut rest = parts.reader;
         let owner = rest.word().and_then(|_| rest.word())?;
         call.session.handles().own((Object::Graph, owner), (Object::Graph, graph?));
+    }
+    if result == 0 && references > 0 {
+        let mut rest = parts.reader;
+        let owner = rest.word().and_then(|_| rest.word())?;
+        call.session.handles().copy_references(Object::Graph, owner, references);
     }
     if result == 0 && special::adds(call) {
         special::returned(call, kind, special::of_kind(call, &made.words, HEAD), parts.reply)?;
@@ -370,7 +381,9 @@ pub(super) fn instantiate(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u
     put(parts.reply, result.into());
     let id = call.session.handles().make(Object::Exec, if result == 0 { memory[0] } else { 0 })?;
     growth.given(call, id);
+    let references = references(call, graph);
     let mut handles = call.session.handles();
+    handles.copy_references(Object::Exec, id, references);
     put(parts.reply, id);
     put(parts.reply, handles.give(Object::Node, memory[3])?);
     put(parts.reply, memory[4] & 0xffff_ffff);
@@ -585,6 +598,7 @@ pub(super) fn size_up_to(call: &Call<'_>, graph: u64, most: u64) -> u64 {
         let count = nodes.len() as u64;
         let edges = EDGE.saturating_mul(edges::of_graph(driver, graph, count));
         bytes = bytes.saturating_add(cost(Object::Graph) + NODE * count).saturating_add(edges);
+        bytes = bytes.saturating_add(REFERENCE.saturating_mul(call.session.handles().references(graph)));
         if bytes > most {
             break;
         }
@@ -596,6 +610,43 @@ pub(super) fn size_up_to(call: &Call<'_>, graph: u64, most: u64) -> u64 {
         }
     }
     bytes
+}
+
+/// Returns an upper bound of the references to user objects that a copy of a graph has.
+fn references(call: &Call<'_>, graph: u64) -> u64 {
+    if !call.session.handles().has_references() {
+        return 0;
+    }
+    let (mut count, mut left) = (0u64, vec![graph]);
+    while let Some(graph) = left.pop() {
+        count = count.saturating_add(call.session.handles().references(graph));
+        let nodes = nodes(call.session.driver(), graph).unwrap_or_default();
+        left.extend(nodes.into_iter().flat_map(|node| graphs_in(call.session.driver(), node)));
+    }
+    count
+}
+
+/// A graph and a user object, how often, and flags.
+pub(super) fn retain(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let mut reader = parts.reader;
+    let (graph, object, count) = (reader.word()?, reader.word()?, reader.word()?);
+    let charge = call.session.host().take(REFERENCE)?;
+    let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result == 0 {
+        call.session.handles().retain_user_object(graph, object, count, charge);
+    }
+    Ok(result)
+}
+
+/// A graph and a user object, and how often.
+pub(super) fn release(call: &mut Call<'_>, parts: Parts<'_>) -> Result<u32, Refused> {
+    let mut reader = parts.reader;
+    let (graph, object, count) = (reader.word()?, reader.word()?, reader.word()?);
+    let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
+    if result == 0 {
+        call.session.handles().release_user_object(graph, object, count);
+    }
+    Ok(result)
 }
 
 /// Makes a call that copies a graph, parameter `at`, into the object that it returns first. Charges the copy to that object.
@@ -611,8 +662,19 @@ pub(super) fn copy_graph(
     }
     let graph = call.session.handles().real(Object::Graph, reader.word()?)?;
     let growth = Growth::of(call, (object, 0), 0, size(call, graph))?;
+    let references = references(call, graph);
     let result = pack::make(call.session, call.number, parts.reader.0, parts.reply)?;
-    growth.done(call, result, parts.reply)
+    growth.done(call, result, parts.reply)?;
+    if result == 0 && references > 0 {
+        // A node's are those of the graph that it was added to, which is behind whether the node is wanted.
+        let mut reader = parts.reader;
+        let (of, id) = match object {
+            Object::Node => (Object::Graph, reader.word().and_then(|_| reader.word())?),
+            _ => (object, Reader(parts.reply).word()?),
+        };
+        call.session.handles().copy_references(of, id, references);
+    }
+    Ok(result)
 }
 
 /// The nodes of a graph.

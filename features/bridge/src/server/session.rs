@@ -29,6 +29,7 @@ use super::special::Conditions;
 use super::staged::Counts;
 use super::sys::{self, Driver, Mapping, Word};
 use super::turn::Turn;
+use super::untold::Untold;
 use crate::recording::Recorder;
 use crate::wire::{Malformed, WINDOW, code, control};
 
@@ -89,6 +90,7 @@ pub struct Session {
     /// What is done once the driver has begun, and before the program is told.
     start: Start,
     pub(super) turn: Turn,
+    untold: Untold,
 }
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
@@ -193,6 +195,7 @@ impl Session {
             kept: Mutex::default(),
             start: Start::default(),
             turn: Turn::default(),
+            untold: Untold::default(),
         }
     }
 
@@ -213,6 +216,11 @@ impl Session {
             host,
             ..self
         }
+    }
+
+    /// Errors that no call has returned yet.
+    pub(super) fn untold(&self) -> &Untold {
+        &self.untold
     }
 
     pub(super) fn host(&self) -> &HostMemory {

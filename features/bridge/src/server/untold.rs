@@ -1,0 +1,104 @@
+//! Errors of calls that nobody waited for, until a later call returns them.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::session::locked;
+
+/// The key of what threads left that have ended.
+const ENDED: u64 = 0;
+
+/// The first untold error of each thread.
+#[derive(Debug, Default)]
+pub(super) struct Untold {
+    last: AtomicU64,
+    count: AtomicUsize,
+    errors: Mutex<BTreeMap<u64, Error>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Error {
+    code: u32,
+    /// Has another thread been told?
+    is_known: bool,
+}
+
+impl Untold {
+    /// The number of a new thread.
+    pub(super) fn thread(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<u64, Error>) -> T) -> T {
+        let mut errors = locked(&self.errors);
+        let result = change(&mut errors);
+        self.count.store(errors.len(), Ordering::SeqCst);
+        result
+    }
+
+    /// Keeps an error of a thread, unless there is one already.
+    pub(super) fn keep(&self, thread: u64, code: u32) {
+        self.change(|errors| _ = errors.entry(thread).or_insert(Error { code, is_known: false }));
+    }
+
+    /// Returns what a thread is to be told, or 0. A call that waits for the device is also told, once, of work that failed in other threads: what it
+    /// waits for was not done.
+    pub(super) fn tell(&self, thread: u64, waits: bool) -> u32 {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return 0;
+        }
+        self.change(|errors| {
+            if let Some(own) = errors.remove(&thread) {
+                return own.code;
+            }
+            let Some((key, error)) = errors.iter_mut().find(|(_, error)| waits && !error.is_known) else {
+                return 0;
+            };
+            let (key, code) = (*key, error.code);
+            error.is_known = true;
+            if key == ENDED {
+                errors.remove(&key);
+            }
+            code
+        })
+    }
+
+    /// A thread has ended: who waits next is told in its place.
+    pub(super) fn end(&self, thread: u64) {
+        if self.count.load(Ordering::SeqCst) > 0 {
+            self.change(|errors| {
+                if let Some(error) = errors.remove(&thread).filter(|error| !error.is_known) {
+                    errors.entry(ENDED).or_insert(error);
+                }
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_told_what_failed_in_other_threads() {
+        let untold = Untold::default();
+        let (one, two) = (untold.thread(), untold.thread());
+        assert_eq!(untold.tell(two, true), 0);
+        untold.keep(one, 1);
+        untold.keep(one, 2);
+        assert_eq!([false, true, true].map(|waits| untold.tell(two, waits)), [0, 1, 0]);
+        assert_eq!([untold.tell(one, false), untold.tell(one, true)], [1, 0]);
+        for (thread, code) in [(one, 3), (two, 4)] {
+            untold.keep(thread, code);
+            untold.end(thread);
+        }
+        assert_eq!(locked(&untold.errors).len(), 1, "it does not grow with threads");
+        let three = untold.thread();
+        assert_eq!([false, true, true].map(|waits| untold.tell(three, waits)), [0, 3, 0]);
+        untold.keep(three, 5);
+        assert_eq!(untold.tell(one, true), 5);
+        untold.end(three);
+        assert_eq!(untold.tell(one, true), 0, "it was told");
+    }
+}
