@@ -195,7 +195,11 @@ fn copies_of_arrays_logs_and_peers_are_the_same() {
 
 #[test]
 fn what_one_thread_does_is_before_what_another_does_then() {
-    check("tests/ways.c", &["threads"], "in turn: 1600");
+    check(
+        "tests/ways.c",
+        &["threads"],
+        "failed in an ended thread: 1, and then: 0\nat its end: 77\nin turn: 1600",
+    );
 }
 
 #[test]

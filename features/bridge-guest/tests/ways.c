@@ -63,9 +63,22 @@ static void *end_late(void *argument) {
     return NULL;
 }
 
+/* A thread's launch fails, and the thread ends without another call that could say so. */
+static void *fail_and_end(void *argument) {
+    CALL("cuCtxSetCurrent", (void *), context);
+    *(int *)argument = TRY("cuLaunchKernel", (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), empty, 1, 1, 1, 5000, 1, 1, 0, NULL, NULL, NULL);
+    return NULL;
+}
+
 static void threads(void) {
     begin();
     load_kernels();
+    int failed = 0;
+    pthread_t ended;
+    pthread_create(&ended, NULL, fail_and_end, &failed);
+    pthread_join(ended, NULL);
+    int waited = TRY("cuCtxSynchronize", (void));
+    printf("failed in an ended thread: %d, and then: %d\n", failed | waited, TRY("cuCtxSynchronize", (void)));
     pthread_t late;
     pthread_key_create(&last, at_end);
     pthread_create(&late, NULL, end_late, (void *)allocate(4096));

@@ -548,7 +548,7 @@ impl Lane {
         let result = self.make(&mut call, payload, reply);
         if let (false, Ok(code @ 1..) | Err(Refused::Code(code))) = (header.asks, &result) {
             // Before the next call of any thread.
-            session.untold().keep(self.thread, *code);
+            session.untold().keep(self.thread, *code, !ends(number));
         }
         call.pass();
         if !matches!(header.call, own::IMAGE | own::PRINTED) && !self.image.bytes.is_empty() {

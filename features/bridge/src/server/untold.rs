@@ -37,9 +37,9 @@ impl Untold {
         result
     }
 
-    /// Keeps an error of a thread, unless there is one already.
-    pub(super) fn keep(&self, thread: u64, code: u32) {
-        self.change(|errors| _ = errors.entry(thread).or_insert(Error { code, is_known: false }));
+    /// Keeps an error of a thread, unless there is one already. Other threads are told of work that was not done.
+    pub(super) fn keep(&self, thread: u64, code: u32, is_work: bool) {
+        self.change(|errors| _ = errors.entry(thread).or_insert(Error { code, is_known: !is_work }));
     }
 
     /// Returns what a thread is to be told, or 0. A call that waits for the device is also told, once, of work that failed in other threads: what it
@@ -85,20 +85,22 @@ mod tests {
         let untold = Untold::default();
         let (one, two) = (untold.thread(), untold.thread());
         assert_eq!(untold.tell(two, true), 0);
-        untold.keep(one, 1);
-        untold.keep(one, 2);
+        untold.keep(one, 1, true);
+        untold.keep(one, 2, true);
         assert_eq!([false, true, true].map(|waits| untold.tell(two, waits)), [0, 1, 0]);
         assert_eq!([untold.tell(one, false), untold.tell(one, true)], [1, 0]);
         for (thread, code) in [(one, 3), (two, 4)] {
-            untold.keep(thread, code);
+            untold.keep(thread, code, true);
             untold.end(thread);
         }
         assert_eq!(locked(&untold.errors).len(), 1, "it does not grow with threads");
         let three = untold.thread();
         assert_eq!([false, true, true].map(|waits| untold.tell(three, waits)), [0, 3, 0]);
-        untold.keep(three, 5);
+        untold.keep(three, 5, true);
         assert_eq!(untold.tell(one, true), 5);
         untold.end(three);
         assert_eq!(untold.tell(one, true), 0, "it was told");
+        untold.keep(one, 6, false);
+        assert_eq!([untold.tell(three, true), untold.tell(one, false)], [0, 6]);
     }
 }
