@@ -137,7 +137,9 @@ fn builder(accelerator: &NpuAccelerator, options: &ContextOptions) -> ort::Resul
         .with_no_environment_execution_providers()?
         .with_intra_threads(options.threads)?
         .with_inter_threads(1)?
-        .with_intra_op_spinning(false)?;
+        .with_intra_op_spinning(false)?
+        // Without it, sums of products of bytes saturate on processors that have no VNNI.
+        .with_precise_qmm()?;
     if !options.fallback && provider != Provider::Cpu {
         builder = builder.with_disable_cpu_fallback()?;
     }
