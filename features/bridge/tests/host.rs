@@ -381,6 +381,10 @@ fn copies_of_graphs_are_counted_with_their_references_to_user_objects() {
     let before = program.host.left();
     program.get("cuGraphClone", &[1, graph]);
     assert!(before - program.host.left() < OBJECTS * BYTES);
+    // The graph in a node of one that runs is replaced by one with references.
+    let child = program.get("cuGraphAddChildGraphNode", &[1, outer, 0, 0, copy]);
+    let exec = program.get("cuGraphInstantiateWithFlags", &[1, outer, 0]);
+    assert_eq!(program.call(0, "cuGraphExecNodeSetParams", &[node::GRAPH, copy, exec, child, 0]).0, OK);
 }
 
 #[test]

@@ -63,8 +63,8 @@ pub(super) struct Handles {
     strays: FxHashSet<Key>,
     /// The driver's handle of each device's primary context.
     primaries: FxHashMap<u64, u64>,
-    /// References to user objects of graphs that were launched into captures: any graph may be a copy of those.
-    captured: u64,
+    /// References to user objects of unknown graphs: of those that were launched into captures, or set as a node's. Any graph may be a copy of those.
+    stray_references: u64,
     /// Was there ever a reference?
     has_references: bool,
 }
@@ -79,7 +79,7 @@ impl Handles {
             made: 0,
             strays: FxHashSet::default(),
             primaries: FxHashMap::default(),
-            captured: 0,
+            stray_references: 0,
             has_references: false,
         }
     }
@@ -161,7 +161,12 @@ impl Handles {
     /// A graph that runs was launched into a capture.
     pub(super) fn capture_references(&mut self, exec: u64) {
         let copied = self.entries.get(&key(Object::Exec, exec)).map_or(0, |entry| entry.copied);
-        self.captured = self.captured.saturating_add(copied);
+        self.stray_references(copied);
+    }
+
+    /// Adds references to user objects that any graph may have got.
+    pub(super) fn stray_references(&mut self, count: u64) {
+        self.stray_references = self.stray_references.saturating_add(count);
     }
 
     pub(super) fn has_references(&self) -> bool {
@@ -172,7 +177,7 @@ impl Handles {
     pub(super) fn references(&self, real: u64) -> u64 {
         let entry = self.id(Object::Graph, real).and_then(|id| self.entries.get(&key(Object::Graph, id)));
         let own = entry.map_or(0, |entry| entry.copied.saturating_add(entry.retained.len() as u64));
-        own.saturating_add(self.captured)
+        own.saturating_add(self.stray_references)
     }
 
     /// Returns how much memory an object holds.

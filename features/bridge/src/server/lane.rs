@@ -379,38 +379,41 @@ fn grows(number: usize) -> bool {
             "cuGraph",
             "cuLinkAddData",
         ];
-        let gives = |kind: &Kind| {
-            matches!(kind, Kind::Pointer { way: Way::Out | Way::InOut, item: Item::Handle(_), .. })
-        };
         let grows = |function: &Function| {
             let name = &function.name;
             let others = ["Get", "Pop", "EndCapture", "Destroy", "Release", "cuGraphLaunch"];
             let is_none = others.iter().any(|word| name.contains(word));
-            let gives = function.parameters.iter().any(|parameter| gives(&parameter.kind));
-            !is_none && (gives || OTHERS.iter().any(|begin| name.starts_with(begin)))
+            !is_none && (returns_handle(function) || OTHERS.iter().any(|begin| name.starts_with(begin)))
         };
-        FUNCTIONS.iter().map(grows).collect()
+        select(grows)
     });
     GROWS.get(number).copied().unwrap_or(false)
 }
 
-/// Numbers of functions by their names.
-fn named(is_one: impl Fn(&str) -> bool) -> Vec<bool> {
-    FUNCTIONS.iter().map(|function| is_one(&function.name)).collect()
+/// Returns, for each function by its number, whether it is one of a kind.
+fn select(is_one: impl Fn(&Function) -> bool) -> Vec<bool> {
+    FUNCTIONS.iter().map(is_one).collect()
+}
+
+/// Returns whether a function returns a handle in one of its parameters.
+fn returns_handle(function: &Function) -> bool {
+    function.parameters.iter().any(|parameter| {
+        matches!(parameter.kind, Kind::Pointer { way: Way::Out | Way::InOut, item: Item::Handle(_), .. })
+    })
 }
 
 /// Returns whether a call copies and has ended when it returns.
 fn copies(number: usize) -> bool {
     static COPIES: LazyLock<Vec<bool>> =
-        LazyLock::new(|| named(|name| name.starts_with("cuMemcpy") && !name.contains("Async")));
+        LazyLock::new(|| select(|of| of.name.starts_with("cuMemcpy") && !of.name.contains("Async")));
     COPIES.get(number).is_some_and(|copies| *copies)
 }
 
-/// Returns whether a call ends an object.
+/// Returns whether a call ends an object. One that returns a handle makes one: `cuGraphAddMemFreeNode`.
 fn ends(number: usize) -> bool {
     const WORDS: [&str; 6] = ["Free", "Destroy", "Unload", "Release", "Unmap", "Unregister"];
     static ENDS: LazyLock<Vec<bool>> =
-        LazyLock::new(|| named(|name| WORDS.iter().any(|word| name.contains(word))));
+        LazyLock::new(|| select(|of| !returns_handle(of) && WORDS.iter().any(|word| of.name.contains(word))));
     ENDS.get(number).is_some_and(|ends| *ends)
 }
 

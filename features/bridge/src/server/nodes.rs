@@ -207,6 +207,7 @@ pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refu
     let (kind, graph) = (ahead.word()?, ahead.word());
     let mut made = structure(call, &mut parts.reader)?;
     let growth = Growth::new(call, parts.reader, made.bytes)?;
+    let of = growth.of;
     if let Some(plan) = &mut made.plan {
         // A copy's function says its context behind the dependencies.
         if !is_any(call) && plan.own != [false; 2] {
@@ -233,8 +234,15 @@ pub(super) fn set(call: &mut Call<'_>, mut parts: Parts<'_>) -> Result<u32, Refu
     }
     if result == 0 && references > 0 {
         let mut rest = parts.reader;
-        let owner = rest.word().and_then(|_| rest.word())?;
-        call.session.handles().copy_references(Object::Graph, owner, references);
+        match of {
+            (Object::Exec, exec) => call.session.handles().copy_references(Object::Exec, exec, references),
+            // The graph is behind whether the node is wanted.
+            (_, 0) => {
+                let owner = rest.word().and_then(|_| rest.word())?;
+                call.session.handles().copy_references(Object::Graph, owner, references);
+            }
+            _ => call.session.handles().stray_references(references),
+        }
     }
     if result == 0 && special::adds(call) {
         special::returned(call, kind, special::of_kind(call, &made.words, HEAD), parts.reply)?;
@@ -605,11 +613,17 @@ pub(super) fn size_up_to(call: &Call<'_>, graph: u64, most: u64) -> u64 {
         for node in nodes {
             let kind = kind_of(driver, node);
             bytes = bytes.saturating_add(kind.map_or(0, |kind| of_node(call, node, kind, &mut known)));
-            left.extend(graphs_in(driver, node));
-            left.extend(call.session.conditions().graphs.get(&node).into_iter().flatten());
+            left.extend(graphs_within(call, node));
         }
     }
     bytes
+}
+
+/// The graphs of a node: a child graph, and those that a condition chooses from.
+fn graphs_within(call: &Call<'_>, node: u64) -> Vec<u64> {
+    let mut graphs = graphs_in(call.session.driver(), node);
+    graphs.extend(call.session.conditions().graphs.get(&node).into_iter().flatten());
+    graphs
 }
 
 /// Returns an upper bound of the references to user objects that a copy of a graph has.
@@ -621,7 +635,7 @@ fn references(call: &Call<'_>, graph: u64) -> u64 {
     while let Some(graph) = left.pop() {
         count = count.saturating_add(call.session.handles().references(graph));
         let nodes = nodes(call.session.driver(), graph).unwrap_or_default();
-        left.extend(nodes.into_iter().flat_map(|node| graphs_in(call.session.driver(), node)));
+        left.extend(nodes.into_iter().flat_map(|node| graphs_within(call, node)));
     }
     count
 }
