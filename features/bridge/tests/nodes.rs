@@ -285,7 +285,7 @@ fn an_image_is_for_the_call_behind_it_alone() {
         let (code, loaded) = place.call("cuModuleLoadDataEx", &[0, 0, 0]).expect("a call");
         assert_eq!((code, loaded[0]), (0, 0));
     };
-    // A text that nobody fetches, and an image that nobody loads.
+    // The program fetches no text, and loads no image.
     assert_ne!(place.get("cuGraphDebugDotPrint", &[graph, 0]), 0);
     load(&mut place);
     assert_eq!(place.send(own::IMAGE.into(), b"something else"), Ok((0, vec![])));

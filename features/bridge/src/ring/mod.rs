@@ -323,7 +323,7 @@ impl Far {
                 self.head = self.memory.long(HEAD).load(Ordering::Acquire);
             }
             while self.head == self.tail {
-                // What was sent before the end counts.
+                // The end is read first: requests that were sent before it are still served.
                 let ends = has_ended()
                     || self.memory.hung_up()
                     || self.memory.word(CLOSED).load(Ordering::Acquire) != 0;

@@ -126,7 +126,7 @@ impl Memory {
             from += LINE;
         }
         self.read(from, lines.into_remainder());
-        // SAFETY: every processor of this kind has it. Else what follows could be seen before what was written.
+        // SAFETY: every processor of this kind has it. Without the fence, later stores could be visible before these.
         unsafe { _mm_sfence() };
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Untold {
 #[derive(Clone, Copy, Debug)]
 struct Error {
     code: u32,
-    /// Has another thread been told?
+    /// Whether another thread was told, or need not be.
     is_known: bool,
 }
 
@@ -37,13 +37,13 @@ impl Untold {
         result
     }
 
-    /// Keeps an error of a thread, unless there is one already. Other threads are told of work that was not done.
+    /// Keeps the first error of a thread. If the call was work, such as a launch, other threads get the error too.
     pub(super) fn keep(&self, thread: u64, code: u32, is_work: bool) {
         self.change(|errors| _ = errors.entry(thread).or_insert(Error { code, is_known: !is_work }));
     }
 
-    /// Returns what a thread is to be told, or 0. A call that waits for the device is also told, once, of work that failed in other threads: what it
-    /// waits for was not done.
+    /// Returns and removes a thread's error, or returns 0. A call that waits for the device also gets, once, the error of work in another thread: the
+    /// work that it waits for was not done.
     pub(super) fn tell(&self, thread: u64, waits: bool) -> u32 {
         if self.count.load(Ordering::SeqCst) == 0 {
             return 0;
@@ -64,7 +64,7 @@ impl Untold {
         })
     }
 
-    /// A thread has ended: who waits next is told in its place.
+    /// Ends a thread. Its error goes to the next call that waits.
     pub(super) fn end(&self, thread: u64) {
         if self.count.load(Ordering::SeqCst) > 0 {
             self.change(|errors| {
