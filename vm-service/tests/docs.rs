@@ -152,7 +152,7 @@ fn options_exist() {
         );
     }
     // Options of other programs, of the testbed, of vmhook and of the tests on a GPU.
-    let others = "again all-targets bench bins cflags cloud-hypervisor example examples features fuzz ignored jobs lib library libs libs-only-L linux list locked log markdown monitor most nightly no-default-features nocapture nvrtc only package path pid processors profile release reserve retry seed shard stacks test tests tiles-for timeout unix-socket variant verbose workspace";
+    let others = "again all-targets bench bins cflags cloud-hypervisor example examples features fuzz ignored jobs lib library libs libs-only-L linux list locked log markdown monitor most nightly no-default-features nocapture nvrtc only package path pid processors profile quick release reserve retry seed shard stacks test tests tiles-for timeout unix-socket variant verbose workspace";
     known.extend(others.split(' ').map(str::to_owned));
     for (document, text) in documents() {
         for span in code(&text) {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use vm_accel::programs::Program;
@@ -25,7 +25,10 @@ const OUT_OF_MEMORY: u32 = 2;
 const LAUNCH_FAILURE: u32 = 719;
 const UNKNOWN: u32 = 4321;
 
+/// A device, and not the first of the process: threads use that where nothing else is said.
 fn fake() -> Fake {
+    static FIRST: OnceLock<Fake> = OnceLock::new();
+    FIRST.get_or_init(|| Fake::new(FakeOptions::default()));
     Fake::new(FakeOptions::default())
 }
 

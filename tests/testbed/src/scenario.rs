@@ -44,10 +44,8 @@ impl fmt::Display for Variant {
 pub enum Variants {
     /// This one.
     Only(Variant),
-    /// Both: much of what it does is the back end's.
+    /// Both; a part of the sweep takes one.
     Both,
-    /// Both, but one in a part of the sweep: little of what it does is the back end's.
-    Either,
 }
 
 impl Variants {
@@ -56,24 +54,26 @@ impl Variants {
         match self {
             Self::Only(Variant::Group) => &[Variant::Group],
             Self::Only(Variant::Iommufd) => &[Variant::Iommufd],
-            Self::Both | Self::Either => Variant::ALL,
+            Self::Both => Variant::ALL,
         }
     }
 
     /// Those that a sweep takes; `place` is the scenario's among others.
     pub fn taken(self, place: usize, sweep: Sweep) -> impl Iterator<Item = Variant> {
-        let (all, either) = (self.all(), self == Self::Either);
+        let all = self.all();
         // Far from the points that scenarios have, so that these are taken on either.
         let first = (place + (1 << 32)) * all.len();
-        let takes = move |at: usize| !either || sweep.takes(first + at, all.len());
-        all.iter().enumerate().filter(move |(at, _)| takes(*at)).map(|(_, variant)| *variant)
+        all.iter()
+            .enumerate()
+            .filter(move |(at, _)| sweep.takes(first + at, all.len()))
+            .map(|(_, variant)| *variant)
     }
 }
 
 impl fmt::Display for Variants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.all().iter().map(|variant| variant.name()).collect();
-        f.pad(&names.join(if *self == Self::Either { "/" } else { "," }))
+        f.pad(&names.join(","))
     }
 }
 
@@ -216,13 +216,12 @@ mod tests {
         for place in 0..50 {
             let mut turns = [0; 2];
             for seed in 0..20 {
-                let [one] = taken(Variants::Either, place, Some(seed))[..] else { panic!("not one") };
+                let [one] = taken(Variants::Both, place, Some(seed))[..] else { panic!("not one") };
                 turns[usize::from(one == Variant::Iommufd)] += 1;
-                assert_eq!(taken(Variants::Both, place, Some(seed)), Variant::ALL);
                 assert_eq!(taken(Variants::Only(Variant::Group), place, Some(seed)), [Variant::Group]);
             }
             assert!(turns.iter().all(|&turns| turns > 0), "{turns:?}");
-            assert_eq!(taken(Variants::Either, place, None), Variant::ALL);
+            assert_eq!(taken(Variants::Both, place, None), Variant::ALL);
         }
     }
 }

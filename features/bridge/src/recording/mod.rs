@@ -6,7 +6,7 @@
 mod kernels;
 mod read;
 mod replay;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod write;
 

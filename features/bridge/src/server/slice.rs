@@ -123,5 +123,5 @@ fn owe(due: &AtomicU64, charged: u64, slice: Duration, now: u64) {
     let _ = due.fetch_update(SeqCst, SeqCst, with);
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -1,9 +1,11 @@
 //! What the tests share: commands, and the library as it is installed.
 #![allow(dead_code)]
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::UNIX_EPOCH;
 
 /// Runs a command that must succeed; gives what it printed.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
@@ -51,10 +53,33 @@ pub(crate) fn installed() -> &'static Path {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
+        let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        // Other tests are processes of their own, which use what the first of them installs.
+        let lock = File::create(temporary.join("installed.lock")).expect("a file in the target directory");
+        lock.lock().expect("a lock");
         run_command(&mut build);
-        let prefix = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("installed");
-        let mut link = Command::new(root.join("features/capi/link"));
-        run_command(link.arg(&target).arg(&prefix));
+        let modified = |file: &Path| {
+            let modified = file.metadata().and_then(|metadata| metadata.modified());
+            modified.unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+        };
+        let script = root.join("features/capi/link");
+        let headers =
+            ["vmkernels.h", "vmaccel.h"].map(|name| modified(&root.join("features/capi/include").join(name)));
+        let newest = headers
+            .into_iter()
+            .fold(modified(&target.join("libvmkernels.a")).max(modified(&script)), Ord::max);
+        let age = newest.duration_since(UNIX_EPOCH).expect("a time after 1970").as_nanos();
+        let prefix = temporary.join(format!("installed-{age}"));
+        let whole = prefix.join("whole");
+        if !whole.exists() {
+            for old in std::fs::read_dir(temporary).into_iter().flatten().flatten() {
+                if old.file_name().to_string_lossy().starts_with("installed-") {
+                    let _ = std::fs::remove_dir_all(old.path());
+                }
+            }
+            run_command(Command::new(&script).arg(&target).arg(&prefix));
+            File::create(&whole).expect("a file in the target directory");
+        }
         prefix
     })
 }

@@ -21,7 +21,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "claim-kill9",
     about: "claim, release and run, killed before each changing system call, leave nothing that can't be undone",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

@@ -20,7 +20,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon",
     about: "a daemon's guest gets a disk while it runs, and gives it back though the daemon was killed meanwhile; another counts",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: DEVICES,
     disks: DISK,

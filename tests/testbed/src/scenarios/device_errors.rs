@@ -17,7 +17,7 @@ use crate::scenarios::linux_e1000e::{CARDS, E1000E, GUEST, HOST, PORT};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "device-errors",
     about: "a Linux guest's driver recovers from errors of PCI Express, not fatal and fatal, which its operator hears of",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: CARDS,
     disks: &[],

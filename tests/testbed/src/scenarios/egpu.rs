@@ -33,7 +33,7 @@ pub(super) const SURPRISE: Scenario = Scenario {
 pub(super) const RECONNECT: Scenario = Scenario {
     name: "egpu-reconnect",
     about: "an enclosure's cable is pulled while a Linux guest uses it; it comes back, is connected, and the guest gets it again",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 4,
     devices: &[
         // Ports do hot-plug themselves, and the firmware calls all external but the last.

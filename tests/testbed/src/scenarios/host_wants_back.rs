@@ -16,7 +16,7 @@ use crate::scenarios::linux_nvme::NVME;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "host-wants-back",
     about: "a device that the host removes, unbinds, unplugs or switches off is let go at once, and truthfully",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 6,
     devices: DEVICES,
     disks: DISKS,

@@ -16,7 +16,7 @@ use crate::scenarios::linux_nvme::NVME;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "hot-attach-cycles",
     about: "a Linux guest gets and loses a disk again and again, and nothing of that is left in its processes",
-    variants: Variants::Either,
+    variants: Variants::Both,
     l1,
     l2: Some(l2),
     ..hot_attach::SCENARIO

@@ -13,7 +13,7 @@ use crate::scenario::{Contents, Scenario, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-ati",
     about: "a Linux guest reads of a GPU of AMD's, which has INTx alone, the same ROM and ports as the host, or a ROM from a file",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 1,
     // The host's console is on the first, so that it is not on the other.
     devices: &["-device", "VGA,addr=2.0", "-device", "ati-vga,model=rv100,bus=port0"],

@@ -14,7 +14,7 @@ use crate::scenario::{Contents, Scenario, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-big-bar",
     about: "a Linux guest has a BAR of 1 GiB, and reaches its first, middle and last page with no exit",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 1,
     devices: &[
         "-object",

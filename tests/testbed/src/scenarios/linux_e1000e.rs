@@ -11,7 +11,7 @@ use crate::scenario::{Contents, Scenario, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-e1000e",
     about: "a Linux guest's e1000e driver exchanges data with a peer over TCP; the host then has the card again",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: CARDS,
     disks: &[],

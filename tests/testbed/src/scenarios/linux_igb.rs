@@ -13,7 +13,7 @@ use crate::scenario::{Contents, Scenario, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-igb",
     about: "virtual functions are created, one exchanges data for a Linux guest, and none is removed while it is used",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: &[
         "-netdev",

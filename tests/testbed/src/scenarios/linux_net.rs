@@ -15,7 +15,7 @@ use crate::scenario::{Contents, Scenario, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-net",
     about: "a Linux guest exchanges data over taps, by vhost-net and without, also after a restart; its power button ends it",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 0,
     devices: &[],
     disks: &[],

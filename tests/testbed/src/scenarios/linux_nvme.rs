@@ -14,7 +14,7 @@ use crate::scenario::{Contents, Disk, Scenario, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-nvme",
     about: "a Linux guest reads and writes an NVMe disk taken from the host by address; the host then has its data",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 1,
     devices: &[
         "-drive",

@@ -16,7 +16,7 @@ use crate::scenario::{self, Contents, Scenario, Variant, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "linux-storage",
     about: "a Linux guest uses disks behind a switch, a bridge, an IOMMU's virtio and a USB controller",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 4,
     devices: &[
         "-drive",

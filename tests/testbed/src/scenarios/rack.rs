@@ -24,7 +24,7 @@ use crate::scenarios::bare_edu::EDU;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "rack",
     about: "one host with a dozen kinds of device: each is explained, used by a Linux guest, and given back",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 13,
     devices: &[
         // The host's console is on the first, so that it is on no other.

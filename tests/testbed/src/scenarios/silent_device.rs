@@ -18,7 +18,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "silent-device",
     about: "a device that stops answering at any step of a claim or a release, or in a guest, keeps nothing waiting, and comes back",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

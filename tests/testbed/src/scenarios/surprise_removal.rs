@@ -15,7 +15,7 @@ use crate::scenarios::linux_nvme::NVME;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "surprise-removal",
     about: "a disk that is pulled out while a guest writes to it is gone for guest and host, and nothing else is",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 6,
     devices: DEVICES,
     disks: DISKS,

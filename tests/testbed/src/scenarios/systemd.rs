@@ -15,7 +15,7 @@ use crate::scenario::{Contents, Scenario, Variants};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "systemd",
     about: "hardened units start guests and, on the first request, the daemon; its guests outlive it",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 1,
     devices: &[
         "-drive",

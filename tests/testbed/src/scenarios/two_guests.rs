@@ -14,7 +14,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "two-guests",
     about: "two guests at once, each with its device, each blind to the other's device and memory",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,

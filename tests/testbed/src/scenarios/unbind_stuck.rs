@@ -12,7 +12,7 @@ use crate::scenarios::linux_nvme::{DISK, NVME, NVME_AND_EDU};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "unbind-stuck",
     about: "release of a function that a process holds open ends in time and names process and file",
-    variants: Variants::Either,
+    variants: Variants::Both,
     ports: 2,
     devices: NVME_AND_EDU,
     disks: DISK,
