@@ -187,9 +187,4 @@ impl Array {
     pub fn evaluate(&self) -> Result<()> {
         evaluate::storage(self).map(drop)
     }
-
-    /// Is it computed, or given to the device?
-    pub fn is_evaluated(&self) -> bool {
-        matches!(self.state(), State::Ready(_))
-    }
 }

@@ -194,11 +194,6 @@ impl<D: Driver> Manager<D> {
         &self.tracker
     }
 
-    /// The same, to be changed.
-    pub fn tracker_mut(&mut self) -> &mut Tracker {
-        &mut self.tracker
-    }
-
     /// What happened since this was asked last.
     pub fn events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)

@@ -25,7 +25,7 @@ const OUT_OF_MEMORY: u32 = 2;
 const LAUNCH_FAILURE: u32 = 719;
 const UNKNOWN: u32 = 4321;
 
-/// A device, and not the first of the process: threads use that where nothing else is said.
+/// Creates a device that is not device 0, which HIP calls without a device use.
 fn fake() -> Fake {
     static FIRST: OnceLock<Fake> = OnceLock::new();
     FIRST.get_or_init(|| Fake::new(FakeOptions::default()));

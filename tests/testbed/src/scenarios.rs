@@ -104,7 +104,7 @@ pub const ALL: &[Scenario] = &[
     host_ready::SCENARIO,
 ];
 
-/// The scenario that every part of the sweep has: what the project is for, from the host's driver to the guest's and back.
+/// The scenario that every partial sweep includes: a guest uses a device of the host and gives it back.
 pub const ALWAYS: &str = linux_nvme::SCENARIO.name;
 
 /// Those that measure, run only when named.

@@ -9,7 +9,7 @@
 //! The files stay. Each names the process that locked it last.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -51,8 +51,6 @@ impl FunctionLock {
         deadline: Duration,
         is_given_up: impl Fn() -> bool,
     ) -> Result<Option<Self>, LedgerError> {
-        // A former version's, with what is locked there still; as a rule there is none.
-        let _ = fs::rename(host.state.join("turns"), host.state.join(LOCKS));
         let (name, owner) = (address.to_string(), ledger::this_process(host));
         match ledger::lock_file(host, (LOCKS, &name), how, &owner, deadline, is_given_up) {
             Ok((_, file)) => Ok(Some(Self { address, file })),

@@ -599,7 +599,7 @@ fn a_held_function_times_out_and_names_the_holder() {
     drivers.hold(gpu());
     symlink(sim.path("dev/vfio/1"), sim.path("proc/4711/fd/7")).unwrap();
     fails(
-        release(&mut manager, gpu()),
+        release_within(&mut manager, gpu(), SHORT),
         &["did not unbind it from vfio-pci", "process 4711 (Xorg) has", "/dev/vfio/1 open"],
     );
     drop(manager);

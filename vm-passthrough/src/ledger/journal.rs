@@ -25,19 +25,15 @@
 //! own text, so that no line can be missing, doubled or another claim's.
 //!
 //! A file is replaced as a whole, so one that is not whole was damaged, and says nothing for certain: it is kept, and what
-//! its sound lines say is only for people. Version 1 appended its lines and had no last one: a file cut short looked like
-//! one that was being written. One that got as far as `claimed` has all that is to be undone, and is read; it becomes
-//! version 2 when it changes.
+//! its sound lines say is only for people.
 
 use std::fmt::Write as _;
 
 use crate::PciAddress;
 use crate::iommu::{VFIO_DRIVER, is_vfio_driver};
 
-/// Version of the format that is written.
+/// Version of the format.
 const VERSION: u32 = 2;
-/// Version whose files were appended to, which is read too.
-const APPENDED: u32 = 1;
 
 /// A process, for people to find.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -364,16 +360,6 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Entry, Unread> {
                 Ok(entry)
             } else {
                 damaged("the checksum of the whole is wrong")
-            }
-        }
-        APPENDED => {
-            // A last line that is torn was being written when its writer died; what it announces was not done.
-            lines.extend(checked_line(last).map(|_| last));
-            let entry = entry_of(&lines)?;
-            if entry.claimed {
-                Ok(entry)
-            } else {
-                damaged("it is of version 1 and ends before all was taken")
             }
         }
         version if version > VERSION => Err(Unread::Newer(version)),

@@ -113,15 +113,13 @@ impl Memory {
         for line in &mut lines {
             let source = self.base.wrapping_add(from).cast::<__m128i>();
             let target = line.as_mut_ptr().cast::<__m128i>();
-            // SAFETY: the assertion has shown that the source is within the mapping; the target is a line, and aligned as one. What the other side
-            // writes meanwhile may be seen in part.
-            unsafe {
-                let vectors: [__m128i; LINE / VECTOR] =
-                    std::array::from_fn(|n| _mm_loadu_si128(source.wrapping_add(n)));
-                vectors
-                    .iter()
-                    .enumerate()
-                    .for_each(|(n, vector)| _mm_stream_si128(target.wrapping_add(n), *vector));
+            // SAFETY: the assertion above keeps `source` within the mapping. The other side may write at the same time; the data is then
+            // mixed, which the caller allows.
+            let vectors: [__m128i; LINE / VECTOR] =
+                std::array::from_fn(|n| unsafe { _mm_loadu_si128(source.wrapping_add(n)) });
+            for (n, vector) in vectors.into_iter().enumerate() {
+                // SAFETY: `target` points into `line`, which is 64 bytes at an address that is a multiple of 64.
+                unsafe { _mm_stream_si128(target.wrapping_add(n), vector) };
             }
             from += LINE;
         }

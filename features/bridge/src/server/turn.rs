@@ -30,6 +30,7 @@ pub(super) struct NoTurn;
 impl Turn {
     /// Waits for the turn of a ticket.
     pub(super) fn wait(&self, ticket: u64) -> Result<(), NoTurn> {
+        #[cfg_attr(loom, expect(clippy::reversed_empty_ranges, reason = "loom spins by itself"))]
         for _ in 0..SPINS {
             match self.next.load(Ordering::Acquire) {
                 next if next == ticket => return Ok(()),

@@ -54,7 +54,7 @@ pub(crate) fn installed() -> &'static Path {
             build.arg("--release");
         }
         let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        // Other tests are processes of their own, which use what the first of them installs.
+        // Each test is a process. The first one installs the library for all.
         let lock = File::create(temporary.join("installed.lock")).expect("a file in the target directory");
         lock.lock().expect("a lock");
         run_command(&mut build);

@@ -16,8 +16,8 @@ use testbed::sweep::{Sweep, VARIABLE};
 /// Boots Linux in QEMU with an emulated IOMMU and PCI devices, and runs scenarios of device passthrough in it.
 ///
 /// Needs no hardware and no /dev/kvm. Installs and builds what it needs; Linux kernels are cached in
-/// ~/.cache/vm-testbed, logs are kept in target/testbed. With a number in SWEEP_SEED, it takes a third of the scenarios, each on one
-/// back end, and a part of long sweeps, as the number chooses. The last line is `N passed, N failed, N skipped`.
+/// ~/.cache/vm-testbed, logs are kept in target/testbed. A number in SWEEP_SEED selects a third of the scenarios,
+/// one back end for each, and a part of each long sweep. The last line is `N passed, N failed, N skipped`.
 #[derive(Debug, Parser)]
 #[command(name = "cargo testbed")]
 struct Arguments {
@@ -58,7 +58,7 @@ struct Arguments {
     provision: bool,
 }
 
-/// Of so many neighbours a part of the sweep takes one.
+/// A partial sweep runs one scenario of each group of this many.
 const PART: usize = 3;
 
 fn main() -> ExitCode {

@@ -142,24 +142,6 @@ fn a_record_of_a_newer_version_is_kept() {
     );
 }
 
-/// A claim of the version before is taken over, and released.
-#[test]
-fn a_record_of_version_1_is_read() {
-    let (sim, host, text) = claimed();
-    let (_, rest) = text.split_once('\n').unwrap();
-    let (lines, _) = rest.trim_end().rsplit_once('\n').unwrap();
-    fs::write(record(&sim), format!("{}{lines}\n", line_of("ledger 1"))).unwrap();
-    let mut user = manager(host);
-    assert!(user.claim(gpu(), &ClaimOptions::default()).unwrap().persistent);
-    assert!(
-        fs::read_to_string(record(&sim)).unwrap().contains(" ledger 2\n"),
-        "it becomes the newer version"
-    );
-    release(&mut user, gpu()).unwrap();
-    release(&mut user, gpu()).unwrap();
-    assert_eq!(bindings(&sim), bindings(&new_sim()));
-}
-
 /// What lies in a record's place, and is none.
 #[test]
 fn what_is_no_record_stands_in_the_way_of_its_own_device_only() {

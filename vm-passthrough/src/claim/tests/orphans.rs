@@ -96,20 +96,3 @@ fn an_orphan_is_waited_for() {
     assert_eq!(bindings(&sim), before);
     assert!(ledger_files(&sim).is_empty());
 }
-
-/// It locked functions in another directory, and its helpers may hold them still.
-#[test]
-fn locks_of_a_former_version_count() {
-    let sim = new_sim();
-    let drivers = SimDrivers::new(&sim);
-    let former = drivers.host().state.join("turns");
-    fs::create_dir(&former).unwrap();
-    fs::set_permissions(&former, fs::Permissions::from_mode(0o700)).unwrap();
-    let held = fs::File::create(former.join(nvme().to_string())).unwrap();
-    held.lock().unwrap();
-    let wait = "waiting for another process to unlock 0000:02:00.0";
-    fails(manager(drivers.host()).claim(nvme(), &within(SHORT)), &[wait]);
-    drop(held);
-    manager(drivers.host()).claim(nvme(), &within(LONG)).unwrap();
-    assert!(!former.exists());
-}

@@ -172,11 +172,6 @@ impl SimGpu {
         self.lock().faults.clear();
     }
 
-    /// What `NV_PMC_BOOT_0` reads.
-    pub fn set_boot(&self, boot_0: u32) {
-        self.lock().boot_0 = boot_0;
-    }
-
     /// How long its registers read all ones after each reset.
     pub fn set_boot_time(&self, time: Duration) {
         self.lock().boot_time = time;
