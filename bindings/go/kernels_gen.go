@@ -1,4 +1,4 @@
-// Code generated from features/capi by its build script; DO NOT EDIT.
+// Code generated from features/interop/capi by its build script; DO NOT EDIT.
 // VMK_WRITE_HEADER=1 cargo test --package vm-capi --test header
 
 package vmaccel

@@ -1,7 +1,7 @@
 //! Large and deep kernels through the compiler for this machine: equal to the interpreter, refused, or too long to compare.
 #![cfg_attr(feature = "libfuzzer", no_main)]
 
-#[path = "../../features/cpu/tests/common/mod.rs"]
+#[path = "../../features/accelerator/backends/cpu/tests/common/mod.rs"]
 mod common;
 
 fuzz::target!(|input: (u64, u16)| {

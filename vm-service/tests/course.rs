@@ -106,7 +106,7 @@ fn each_chapter_runs() {
     let mut count = 0;
     for entry in fs::read_dir(course).expect("docs/course") {
         let path = entry.expect("an entry").path();
-        // That one needs the library for C: features/capi/tests/docs.rs runs it.
+        // That one needs the library for C: features/interop/capi/tests/docs.rs runs it.
         if path.ends_with("3-c.md") {
             continue;
         }

@@ -1,6 +1,6 @@
 //! What the documents name exists: files, links, commands, options and scenarios.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -182,17 +182,91 @@ fn sources(folder: PathBuf) -> Vec<(PathBuf, String)> {
     sources
 }
 
+/// Folders with a Cargo.toml that are no programs for tests.
+fn packages(folder: PathBuf) -> Vec<PathBuf> {
+    const OTHERS: [&str; 5] = ["bindings", "examples", "fuzz", "target", "tests"];
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let entry = entry.expect("an entry");
+        let name = entry.file_name().into_string().expect("UTF-8");
+        if !entry.path().is_dir() || name.starts_with('.') || OTHERS.contains(&name.as_str()) {
+            continue;
+        }
+        if entry.path().join("Cargo.toml").exists() {
+            found.push(entry.path());
+        } else {
+            found.extend(packages(entry.path()));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_crates_of_the_architecture_use_what_it_says() {
+    let text = fs::read_to_string(root().join("docs/architecture.md")).expect("docs/architecture.md");
+    let mut told = BTreeMap::new();
+    for line in text.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<_> =
+            line.trim_matches('|').split(" | ").map(|cell| cell.trim_matches([' ', '|'])).collect();
+        if let [path, name, _, uses @ ..] = &cells[..]
+            && name.starts_with('`')
+            && !path.starts_with("`tests/")
+            && *path != "`fuzz/`"
+        {
+            let uses: BTreeSet<_> =
+                uses.iter().flat_map(|uses| uses.split(", ")).filter(|uses| !uses.is_empty()).collect();
+            let place = root().join(path.trim_matches('`')).join("Cargo.toml");
+            told.insert(
+                place,
+                (name.trim_matches('`').to_owned(), uses.into_iter().map(str::to_owned).collect()),
+            );
+        }
+    }
+    let mut manifests: Vec<_> = packages(root()).iter().map(|package| package.join("Cargo.toml")).collect();
+    manifests.extend(["bindings/python/Cargo.toml", "examples/gpt/Cargo.toml"].map(|path| root().join(path)));
+    let read =
+        |path: &Path| -> toml::Table { fs::read_to_string(path).expect("a manifest").parse().expect("TOML") };
+    let all: Vec<_> = manifests.into_iter().map(|path| (read(&path), path)).collect();
+    let name_of = |manifest: &toml::Table| manifest["package"]["name"].as_str().expect("a name").to_owned();
+    let ours: BTreeSet<_> = all.iter().map(|(manifest, _)| name_of(manifest)).collect();
+    let mut found = BTreeMap::new();
+    for (manifest, path) in &all {
+        let mut uses = BTreeSet::new();
+        let others = manifest
+            .get("target")
+            .and_then(toml::Value::as_table)
+            .into_iter()
+            .flat_map(|target| target.values());
+        let tables =
+            others.filter_map(|target| target.get("dependencies")).chain(manifest.get("dependencies"));
+        for (name, how) in
+            tables.filter_map(toml::Value::as_table).flatten().filter(|(name, _)| ours.contains(*name))
+        {
+            let is_optional = how.get("optional").and_then(toml::Value::as_bool) == Some(true);
+            uses.insert(if is_optional { format!("(`{name}`)") } else { format!("`{name}`") });
+        }
+        found.insert(path.clone(), (name_of(manifest), uses));
+    }
+    let (testing, released): (Vec<_>, Vec<_>) =
+        found.iter().partition(|(path, _)| path.starts_with(root().join("features/testing")));
+    for (_, (name, uses)) in released {
+        for (_, (other, _)) in &testing {
+            assert!(
+                !uses.iter().any(|uses| uses.contains(other.as_str())),
+                "{name} is released and uses {other}"
+            );
+        }
+    }
+    assert_eq!(found, told);
+}
+
 #[test]
 fn every_module_with_unsafe_code_is_told() {
     let safety = fs::read_to_string(root().join("docs/safety.md")).expect("docs/safety.md");
     let chapter = safety.split("\n## ").find(|chapter| chapter.starts_with("unsafe\n")).expect("its chapter");
     let told = code(chapter);
-    let children = |folder: PathBuf| {
-        let entries = fs::read_dir(folder).expect("a folder");
-        entries.map(|entry| entry.expect("an entry").path().join("src")).filter(|path| path.is_dir())
-    };
     let mut found = 0;
-    for (path, text) in children(root()).chain(children(root().join("features"))).flat_map(sources) {
+    for (path, text) in packages(root()).into_iter().flat_map(|package| sources(package.join("src"))) {
         let path = path.strip_prefix(root()).expect("below it").to_str().expect("UTF-8").to_owned();
         let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         if path.ends_with("/tests.rs") || !code.contains("allow(unsafe_code") {

@@ -33,8 +33,8 @@ fn a_bare_guest_launches_its_kernels_on_its_own_memory() {
 #[cfg(feature = "npu")]
 #[test]
 fn a_bare_guest_runs_its_models_on_an_npu() {
-    let script =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/npu/tests/fetch-onnxruntime");
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../features/accelerator/backends/npu/tests/fetch-onnxruntime");
     let fetched = std::process::Command::new(script).output().expect("a shell");
     if !fetched.status.success() {
         println!("skipped: {}", String::from_utf8_lossy(&fetched.stderr).trim());

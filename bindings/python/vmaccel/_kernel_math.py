@@ -1,4 +1,4 @@
-"""Functions of kernels that the IR has no op for, in the language of kernels. They are those that arrays have (`features/array/src/emit/math.rs`)."""
+"""Functions of kernels that the IR has no op for, in the language of kernels. They are those that arrays have (`features/library/array/src/emit/math.rs`)."""
 
 from __future__ import annotations
 

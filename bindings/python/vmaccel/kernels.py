@@ -1,4 +1,4 @@
-# Code generated from features/kernels/functions.txt; do not edit. VMK_WRITE_HEADER=1 cargo test --package vm-capi --test header
+# Code generated from features/library/kernels/functions.txt; do not edit. VMK_WRITE_HEADER=1 cargo test --package vm-capi --test header
 """Every function of the kernel library, by the names that they have in C without `cuda_`.
 
 Arrays are those of `float32`, `bfloat16` or `float16`, of one type in a call, where no type is said. Shapes say what fits together: `batch...` are any number

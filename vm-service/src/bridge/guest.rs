@@ -34,8 +34,8 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
     let seconds = open.deadline_us.div_ceil(1_000_000).max(1);
     let variables = match open.device.as_str() {
         "cpu" => vec![
-            ("VM_CUDA_FAKE_MEMORY", open.memory.to_string()),
-            ("VM_CUDA_FAKE_SECONDS", seconds.to_string()),
+            ("VM_CUDA_CPU_MEMORY", open.memory.to_string()),
+            ("VM_CUDA_CPU_SECONDS", seconds.to_string()),
         ],
         address => vec![("CUDA_VISIBLE_DEVICES", uuid(Path::new("/"), address)?)],
     };

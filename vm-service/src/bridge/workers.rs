@@ -23,7 +23,7 @@ use crate::sandbox::{Confinement, Measure, further_waivers};
 /// How long opening the driver may take.
 const OPEN: Duration = Duration::from_secs(60);
 /// Variables that a worker gets: where the driver's libraries are, and what is said to the driver.
-const KEPT: [&str; 4] = ["LD_LIBRARY_PATH", "CUDA_", "NVIDIA_", "VM_CUDA_FAKE_"];
+const KEPT: [&str; 4] = ["LD_LIBRARY_PATH", "CUDA_", "NVIDIA_", "VM_CUDA_"];
 /// What a worker is told to show that the driver opens, and to end.
 const PROBE: &str = "probe";
 

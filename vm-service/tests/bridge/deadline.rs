@@ -19,7 +19,8 @@ impl Place {
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir(path("bridge")).expect("a folder");
         symlink(beside("libvm_bridge_guest.so"), path("bridge/libcuda.so.1")).expect("a link");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-guest/tests/deadline.c");
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/cuda/bridge/client/tests/deadline.c");
         let mut gcc = Command::new("gcc");
         gcc.args(["-std=gnu11", "-Wall", "-Wextra", "-pthread", "-o"]);
         assert!(gcc.arg(path("program")).arg(source).arg("-ldl").status().expect("gcc").success());
@@ -27,7 +28,7 @@ impl Place {
         command.args(["bridge", "serve", "--deadline", deadline, "--socket"]).arg(path("socket"));
         command.arg("--stream").arg(path("stream")).arg("--driver").arg(beside(driver));
         // The processor's driver has a limit of its own for a kernel.
-        let server = command.env("VM_CUDA_FAKE_SECONDS", "3600").stderr(Stdio::null());
+        let server = command.env("VM_CUDA_CPU_SECONDS", "3600").stderr(Stdio::null());
         let server = Running(server.spawn().expect("vm-service"));
         until("the server listens", || path("stream").exists());
         Self { server, folder }

@@ -21,7 +21,7 @@ impl Place {
         let readable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(place.0.path(), readable).expect("permissions");
         for name in ["ways", "deadline"] {
-            let source = format!("../features/bridge-guest/tests/{name}.c");
+            let source = format!("../features/cuda/bridge/client/tests/{name}.c");
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
             let mut gcc = Command::new("gcc");
             gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(place.path(name)).arg(source).arg("-ldl");

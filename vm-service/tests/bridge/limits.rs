@@ -25,7 +25,8 @@ impl Place {
         let path = |name: &str| folder.path().join(name);
         std::fs::create_dir(path("bridge")).expect("a folder");
         symlink(beside("libvm_bridge_guest.so"), path("bridge/libcuda.so.1")).expect("a link");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-guest/tests/memory.c");
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/cuda/bridge/client/tests/memory.c");
         let mut gcc = Command::new("gcc");
         gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path("program")).arg(source).arg("-ldl");
         assert!(gcc.status().expect("gcc").success());

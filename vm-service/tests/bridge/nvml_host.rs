@@ -52,7 +52,7 @@ fn a_program_is_told_what_the_servers_nvml_tells() {
         let mut command = place.command(&program);
         command.env("VM_BRIDGE", by(&place, way));
         // The fake driver's name depends on whether it is built with what runs kernels.
-        let bridged = says(&mut command).replace("CUDA on the CPU", "vm-cuda-fake");
+        let bridged = says(&mut command);
         let differ = natively.lines().zip(bridged.lines()).find(|(first, second)| first != second);
         assert_eq!((differ, bridged.lines().count()), (None, natively.lines().count()), "{way:?}");
     }

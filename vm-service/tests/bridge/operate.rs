@@ -62,8 +62,8 @@ impl Place {
             fs::create_dir(&bridge).expect("a folder");
             symlink(beside("libvm_bridge_guest.so"), bridge.join("libcuda.so.1")).expect("a link");
         }
-        let source =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../features/bridge-guest/tests/{name}.c"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(format!("../features/cuda/bridge/client/tests/{name}.c"));
         let mut gcc = Command::new("gcc");
         gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(self.path(name)).arg(source).arg("-ldl");
         assert!(gcc.status().expect("gcc").success());

@@ -34,7 +34,7 @@ impl Place {
         }
         for name in programs {
             let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join(format!("../features/bridge-guest/tests/{name}.c"));
+                .join(format!("../features/cuda/bridge/client/tests/{name}.c"));
             let mut gcc = Command::new("gcc");
             gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path(name)).arg(source).arg("-ldl");
             assert!(gcc.status().expect("gcc").success());
@@ -147,7 +147,7 @@ fn a_program_that_was_recorded_is_replayed() {
     std::fs::create_dir(path("records")).expect("a folder");
     std::fs::create_dir(path("bridge")).expect("a folder");
     symlink(beside("libvm_bridge_guest.so"), path("bridge").join("libcuda.so.1")).expect("a link");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-guest/tests/add.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/cuda/bridge/client/tests/add.c");
     let mut gcc = Command::new("gcc");
     gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path("add")).arg(source).arg("-ldl");
     assert!(gcc.status().expect("gcc").success());
@@ -186,7 +186,8 @@ fn a_program_that_was_recorded_is_replayed() {
 /// A program of nvcc, with the static runtime of CUDA 13, as it was recorded before the driver on the processor.
 #[test]
 fn a_program_of_nvcc_is_answered_as_when_it_was_recorded() {
-    let record = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge/tests/recordings/nvcc");
+    let record =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/cuda/bridge/server/tests/recordings/nvcc");
     let (is_alike, said) = replayed(&record, "libvm_cuda_cpu.so", &[]);
     assert!(is_alike && said.ends_with(" answers, 0 different\n"), "{said}");
 }
@@ -194,7 +195,8 @@ fn a_program_of_nvcc_is_answered_as_when_it_was_recorded() {
 /// A training of PyTorch as it was recorded on an H200, without the code of its kernels: the fake driver has such kernels, and what the bridge answers is the same.
 #[test]
 fn a_training_of_pytorch_is_answered_as_on_a_gpu() {
-    let record = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge/tests/recordings/pytorch");
+    let record =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/cuda/bridge/server/tests/recordings/pytorch");
     let recording = Recording::read(&std::fs::read(&record).expect("a recording")).expect("a recording");
     let kernels = recording.kernels();
     assert!(kernels.len() > 20, "{kernels:?}");

@@ -24,7 +24,7 @@ impl Place {
         std::fs::create_dir(path("bridge")).expect("a folder");
         symlink(beside("libvm_bridge_guest.so"), path("bridge/libcuda.so.1")).expect("a link");
         for name in ["slice", "deadline"] {
-            let source = format!("../features/bridge-guest/tests/{name}.c");
+            let source = format!("../features/cuda/bridge/client/tests/{name}.c");
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
             let mut gcc = Command::new("gcc");
             gcc.args(["-std=gnu11", "-pthread", "-o"]).arg(path(name)).arg(source).arg("-ldl");
@@ -32,7 +32,7 @@ impl Place {
         }
         let mut command = Command::new(env!("CARGO_BIN_EXE_vm-service"));
         command.args(["bridge", "serve", "--socket"]).arg(path("socket")).args(options);
-        command.arg("--driver").arg(beside(driver)).env("VM_CUDA_FAKE_SECONDS", "3600");
+        command.arg("--driver").arg(beside(driver)).env("VM_CUDA_CPU_SECONDS", "3600");
         let server = Running(command.stderr(Stdio::null()).spawn().expect("vm-service"));
         until("the server listens", || path("socket").exists());
         Self { server, folder }

@@ -411,7 +411,8 @@ fn a_gpt_is_a_model() {
         "launch DIR/gpt.vgr --arg tokens=i32[1,20]=arange --arg last=i32[1]=ones --out token=@DIR/token.npy";
     bench.check(&format!("{launch} --device interpreter"), 0, &["@gpt on interpreter"], &[]);
     let wanted = std::fs::read(bench.path("token.npy")).expect("a token");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/npu/tests/fetch-onnxruntime");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../features/accelerator/backends/npu/tests/fetch-onnxruntime");
     let fetched = std::process::Command::new(script).output().expect("it starts");
     if !cfg!(target_arch = "x86_64") || !fetched.status.success() {
         println!("skipped: no emulated Hexagon: {}", String::from_utf8_lossy(&fetched.stderr));

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "../../../features/hook-preload/tests/driver.h"
+#include "../../../features/cuda/hook/preload/tests/driver.h"
 
 enum { BYTES = 4 << 20, MOST = 1000 };
 static void *parts[MOST];

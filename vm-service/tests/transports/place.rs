@@ -69,10 +69,10 @@ impl Place {
         }
         let own = Path::new(env!("CARGO_MANIFEST_DIR"));
         for (name, source) in [
-            ("add", "../features/bridge-guest/tests/add.c"),
-            ("ways", "../features/bridge-guest/tests/ways.c"),
-            ("deadline", "../features/bridge-guest/tests/deadline.c"),
-            ("managed", "../features/bridge-guest/tests/managed.c"),
+            ("add", "../features/cuda/bridge/client/tests/add.c"),
+            ("ways", "../features/cuda/bridge/client/tests/ways.c"),
+            ("deadline", "../features/cuda/bridge/client/tests/deadline.c"),
+            ("managed", "../features/cuda/bridge/client/tests/managed.c"),
             ("host", "tests/transports/host.c"),
         ] {
             let mut gcc = Command::new("gcc");

@@ -27,12 +27,12 @@ fn build(command: &mut Command) {
 
 #[test]
 fn programs_of_the_runtimes_find_the_same_over_each_transport() {
-    let runtimes = match fetched("../features/hook-preload/tests/fetch-cudart") {
+    let runtimes = match fetched("../features/cuda/hook/preload/tests/fetch-cudart") {
         Ok(runtimes) => runtimes,
         Err(reason) => return println!("skipped: no CUDA runtime: {reason}"),
     };
     let place = Place::new();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/bridge-guest/tests/runtime.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/cuda/bridge/client/tests/runtime.c");
     for version in ["11", "12", "13"] {
         let folder = runtimes.join(version);
         let libraries =
@@ -59,7 +59,7 @@ fn programs_of_the_runtimes_find_the_same_over_each_transport() {
 
 #[test]
 fn a_program_of_nvcc_computes_over_each_transport() {
-    let compiler = match fetched("../features/cuda-cpu/tests/fetch-nvcc") {
+    let compiler = match fetched("../features/cuda/driver-cpu/tests/fetch-nvcc") {
         Ok(compiler) => compiler,
         Err(reason) => return println!("skipped: no CUDA compiler: {reason}"),
     };

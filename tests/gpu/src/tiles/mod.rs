@@ -7,7 +7,7 @@ mod figures;
 mod occupancy;
 mod odd;
 pub(crate) mod products;
-#[path = "../../../../features/kernels/tests/reference/mod.rs"]
+#[path = "../../../../features/library/kernels/tests/reference/mod.rs"]
 mod reference;
 mod safety;
 mod tuning;

@@ -162,7 +162,7 @@ fn python(logs: &Path, built: &Path) -> Result<PathBuf> {
 
 /// What a script fetches that tests of the driver on the processor share: a folder.
 fn fetched(script: &str, arguments: &[&str]) -> Result<PathBuf> {
-    let script = workspace().join("features/cuda-cpu/tests").join(script);
+    let script = workspace().join("features/cuda/driver-cpu/tests").join(script);
     let run = || format!("can't run {}", script.display());
     let fetched = Command::new(&script).args(arguments).output().with_context(run)?;
     let said = String::from_utf8_lossy(&fetched.stderr);

@@ -39,7 +39,8 @@ impl Host {
         if !cfg!(target_arch = "x86_64") {
             return Err("the emulator is for x86-64".into());
         }
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../features/npu/tests/fetch-onnxruntime");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../features/accelerator/backends/npu/tests/fetch-onnxruntime");
         let fetched = std::process::Command::new(script).output().map_err(|error| error.to_string())?;
         if !fetched.status.success() {
             return Err(String::from_utf8_lossy(&fetched.stderr).trim().to_owned());

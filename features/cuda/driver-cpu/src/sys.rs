@@ -1,0 +1,4 @@
+//! The driver's functions are exported from here.
+#![allow(unsafe_code)]
+
+vm_cuda_driver::driver!(super::settings);

@@ -1,0 +1,65 @@
+//! The CUDA driver's functions over the memory of the host. Two libraries have them: `libvm_cuda_cpu.so` (`features/cuda/driver-cpu`), with the feature `cpu`,
+//! for programs that run on the processor what PTX they have, and `libvm_cuda_fake.so` (`features/testing/cuda-fake`), for tests of what hooks or forwards
+//! the driver's API. Each [says](driver) what [`Settings`] the driver has.
+//!
+//! What a function does is what the driver's documentation says, as strictly as it says it; functions that do nothing here return
+//! `CUDA_ERROR_NOT_SUPPORTED`. None panics into C.
+//!
+//! Device memory is at addresses of the process that have pages of a memory file while something is mapped there with access,
+//! and are inaccessible otherwise. A copy or memset of what is not allocated is `CUDA_ERROR_INVALID_VALUE`. Kernels that touch that, and what
+//! touches memory that the context may not access, fail with `CUDA_ERROR_ILLEGAL_ADDRESS`, which the context keeps. Kernels are those of PTX (`ptx`), and
+//! for tests a few built-in ones (`builtin`).
+
+mod array;
+mod builtin;
+mod capture;
+mod conditional;
+mod config;
+mod context;
+mod copy;
+mod device;
+mod entry;
+mod error;
+mod event;
+mod exec;
+mod ffi;
+mod graph;
+mod graph_memory;
+mod host;
+mod image;
+mod ipc;
+mod jit;
+mod library;
+mod link;
+mod memory;
+mod module;
+mod named;
+mod names;
+mod occupancy;
+mod pointer;
+mod pool;
+#[cfg_attr(not(feature = "cpu"), path = "no_ptx.rs")]
+mod ptx;
+mod state;
+mod stream;
+mod sys;
+mod tables;
+mod user_object;
+mod virtual_memory;
+
+pub use config::{Settings, Tests, configure, number};
+
+/// Exports the driver from a library, with the settings that a function returns. It is asked when the driver is called first.
+#[macro_export]
+macro_rules! driver {
+    ($settings:path) => {
+        #[used]
+        #[unsafe(link_section = ".init_array")]
+        static CONFIGURE: extern "C" fn() = {
+            extern "C" fn configure() {
+                $crate::configure($settings);
+            }
+            configure
+        };
+    };
+}
