@@ -1,5 +1,12 @@
 //! The command line: what can be said on it.
 
+mod benchmark;
+pub(crate) mod commands;
+pub(crate) mod context;
+pub(crate) mod kernel;
+mod monitor;
+mod usage;
+
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -17,35 +24,37 @@ use vm_passthrough::host::SysfsWriter;
 use vm_passthrough::pci::{self, Meaning, ParsePciAddressError};
 use vm_passthrough::sim::{SimDrivers, SimHost};
 
-use crate::commands::SimArgs;
-use crate::commands::attach::AttachArgs;
-use crate::commands::bridge::BridgeArgs;
-use crate::commands::claim::ClaimArgs;
-use crate::commands::console::ConsoleArgs;
-use crate::commands::detach::DetachArgs;
-use crate::commands::egpu::EgpuArgs;
-use crate::commands::events::EventsArgs;
-use crate::commands::explain::ExplainArgs;
-use crate::commands::guests::GuestArgs;
-use crate::commands::info::InfoArgs;
-use crate::commands::list::ListArgs;
-use crate::commands::logs::LogsArgs;
-use crate::commands::release::ReleaseArgs;
-use crate::commands::run::RunArgs;
-use crate::commands::serve::DaemonArgs;
-use crate::commands::start::StartArgs;
-use crate::commands::stop::StopArgs;
-use crate::commands::vfs::VfsArgs;
-use crate::context::Context;
-use crate::failure::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, Failure};
-use crate::json::LogLevel;
-use crate::kernel::args::{CompileArgs, LaunchArgs};
+use crate::api::LogLevel;
+use crate::cli::commands::SimArgs;
+use crate::cli::commands::attach::AttachArgs;
+use crate::cli::commands::bridge::BridgeArgs;
+use crate::cli::commands::claim::ClaimArgs;
+use crate::cli::commands::console::ConsoleArgs;
+use crate::cli::commands::detach::DetachArgs;
+use crate::cli::commands::egpu::EgpuArgs;
+use crate::cli::commands::events::EventsArgs;
+use crate::cli::commands::explain::ExplainArgs;
+use crate::cli::commands::guests::GuestArgs;
+use crate::cli::commands::info::InfoArgs;
+use crate::cli::commands::list::ListArgs;
+use crate::cli::commands::logs::LogsArgs;
+use crate::cli::commands::release::ReleaseArgs;
+use crate::cli::commands::run::RunArgs;
+use crate::cli::commands::serve::DaemonArgs;
+use crate::cli::commands::start::StartArgs;
+use crate::cli::commands::stop::StopArgs;
+use crate::cli::commands::vfs::VfsArgs;
+use crate::cli::context::Context;
+use crate::cli::kernel::args::{CompileArgs, LaunchArgs};
 #[cfg(feature = "cuda")]
-use crate::kernel::engine::ASSEMBLE;
-use crate::kernel::tune::TuneArgs;
-use crate::kernel::{assembler, wait};
-use crate::sandbox::Measure;
-use crate::{commands, describe, limits, log, sys, table};
+use crate::cli::kernel::engine::ASSEMBLE;
+use crate::cli::kernel::tune::TuneArgs;
+use crate::cli::kernel::{assembler, wait};
+use crate::failure::{EXIT_FAILED, EXIT_OK, EXIT_USAGE, Failure};
+use crate::log;
+use crate::os::sandbox::Measure;
+use crate::os::{limits, sys};
+use crate::text::{describe, table};
 
 const EXIT_HELP: &str = "Exit status:
   0  done
@@ -491,14 +500,14 @@ fn execute(
             record_limit,
         } => {
             let share = memory.zip(*slot);
-            let limits = crate::bridge::Limits {
+            let limits = crate::cuda_bridge::Limits {
                 memory: *memory,
                 host_memory: *host_memory,
                 deadline: deadline.map(Duration::from_micros),
                 time_slice: time_slice.map(Duration::from_micros),
             };
             let is_probe = probe.is_some();
-            crate::bridge::worker_main(driver, unconfined, is_probe, share, &limits, *record_limit)
+            crate::cuda_bridge::worker_main(driver, unconfined, is_probe, share, &limits, *record_limit)
                 .map_err(Failure::failed)
         }
         Command::Completions { .. } if context.json => {
@@ -507,10 +516,10 @@ fn execute(
         Command::Completions { shell } => completions(*shell, context.out),
         #[cfg(feature = "man")]
         Command::Man { folder } => clap_mangen::generate_to(Cli::command(), folder).map_err(Failure::failed),
-        Command::GuestVmm => crate::instance::vmm_main().map_err(Failure::failed),
-        Command::AcceleratorWorker => crate::accelerator::worker_main().map_err(Failure::failed),
+        Command::GuestVmm => crate::guest::vmm_main().map_err(Failure::failed),
+        Command::AcceleratorWorker => crate::accelerators::worker_main().map_err(Failure::failed),
         #[cfg(feature = "rocm")]
-        Command::AcceleratorAssembler => crate::accelerator::assembler_main().map_err(Failure::failed),
+        Command::AcceleratorAssembler => crate::accelerators::assembler_main().map_err(Failure::failed),
     };
     match result {
         Ok(()) => EXIT_OK,
@@ -536,7 +545,7 @@ fn completions(shell: Shell, out: &mut dyn Write) -> Result<(), Failure> {
 
 /// Keeps this process from following links out of a captured tree. It may read `guest` too.
 fn stay_below(root: &Path, guest: Option<&Path>) {
-    let reason = match crate::sandbox::restrict_to(root, guest) {
+    let reason = match crate::os::sandbox::restrict_to(root, guest) {
         Ok(true) => return,
         Ok(false) => "this Linux kernel has no Landlock".to_owned(),
         Err(error) => error,

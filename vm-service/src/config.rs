@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
 
-use crate::sandbox::Measure;
+use crate::os::sandbox::Measure;
 
 pub use accelerator::{
     AcceleratorDevice, MIN_HOST_MEMORY, SharedAccelerator, TIME_PERIOD, Trust, parse_deadline,

@@ -41,9 +41,9 @@ use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer};
 
+use crate::api::{LogCategory, LogLevel, LogRecord};
 use crate::deadlines::LOG_FILE_FLUSH;
-use crate::json::{LogCategory, LogLevel, LogRecord};
-use crate::output::{OutputQueue, Standard};
+use crate::os::output::{OutputQueue, Standard};
 
 /// Messages that wait to be written, in bytes: what a verbose run says in its first seconds.
 const LIMIT: usize = 256 << 10;

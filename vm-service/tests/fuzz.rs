@@ -57,7 +57,7 @@ fn bridge() {
 
 #[test]
 fn control() {
-    run("control", vm_service::control::fuzz);
+    run("control", vm_service::guest::control::fuzz);
 }
 
 #[test]

@@ -301,7 +301,7 @@ impl Guest {
             .arg(format!("file={}", files.join("console").display()))
             .arg(&toml)
             // Each operation that fails, with its reason: what a failed test shows.
-            .env("RUST_LOG", "info,vm_service::accelerator=debug")
+            .env("RUST_LOG", "info,vm_service::accelerators=debug")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(fs::File::create(files.join("messages"))?)

@@ -10,7 +10,7 @@ use vm_passthrough::PciAddress;
 
 use super::read::{Entry, GUEST_WAIVERS, Reader, Section, printable, shorten};
 use super::{MAX_ACCELERATORS, MAX_MEMORY, parse_size};
-use crate::sandbox::Measure;
+use crate::os::sandbox::Measure;
 
 /// An accelerator of the host that a guest shares with others, and what it may use of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

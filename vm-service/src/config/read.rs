@@ -16,7 +16,7 @@ use super::{
     MAX_FILE, MAX_HOT_PLUG_SLOTS, MAX_MEMORY, MAX_NAME, MAX_NUMA_NODES, MEMORY_STEP, MIN_MEMORY, format_size,
     parse_size,
 };
-use crate::sandbox::Measure;
+use crate::os::sandbox::Measure;
 
 /// What `vcpus` may be.
 const VCPUS: &str = "write a number from 1 to 255";

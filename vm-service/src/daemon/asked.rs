@@ -10,9 +10,9 @@ use http_body_util::{BodyExt as _, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::api::{Problem, Refusal, RefusalCode};
 use crate::config::MAX_FILE;
 use crate::deadlines::API_CLIENT;
-use crate::json::{Problem, Refusal, RefusalCode};
 
 /// An answer in JSON.
 pub(super) struct Json<T>(pub(super) T);

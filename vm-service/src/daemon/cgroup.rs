@@ -8,8 +8,8 @@ use std::process::Command;
 
 use vm_passthrough::Host;
 
-use crate::control::{self, GuestHome};
-use crate::sandbox::join_cgroup;
+use crate::guest::control::{self, GuestHome};
+use crate::os::sandbox::join_cgroup;
 
 /// The cgroup of a guest, of version 2, below the daemon's own. Dropping it removes it, unless processes are in it.
 pub(super) struct Cgroup(PathBuf);

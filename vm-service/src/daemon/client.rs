@@ -16,8 +16,8 @@ use tokio::runtime::Runtime;
 use vm_passthrough::Host;
 
 use super::socket_of;
+use crate::api::{GuestEvent, Problem, Refusal};
 use crate::failure::Failure;
-use crate::json::{GuestEvent, Problem, Refusal};
 
 /// Most bytes of an answer.
 const MAX_ANSWER: usize = 16 << 20;

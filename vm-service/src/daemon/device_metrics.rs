@@ -6,7 +6,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::metrics::Labels;
-use crate::json::DeviceHealth;
+use crate::api::DeviceHealth;
 
 /// What is known of all devices of all guests.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::metrics::Metrics;
-use crate::json::{EventKind, GuestEvent, Refusal, RefusalCode};
+use crate::api::{EventKind, GuestEvent, Refusal, RefusalCode};
 
 /// Most events that wait for a listener. One who leaves more is dropped, and may connect again.
 const MAX_WAITING: usize = 256;

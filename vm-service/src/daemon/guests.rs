@@ -19,22 +19,22 @@ use super::events::Events;
 use super::launch::{Launch, Launched, Plan};
 use super::watch::Watched;
 use super::{LogOptions, StopOptions};
-use crate::commands::boot::StartOptions;
-use crate::commands::info;
-use crate::config::{ConfigError, GuestConfig, is_name, name_rule};
-use crate::control::{
-    self, AttachRequest, CallError, Caller, Connection, DetachRequest, GuestHome, HomeError, LOG,
-    PREVIOUS_LOG,
-};
-use crate::deadlines::{
-    CONTROL_ANSWER, GUEST_ATTACH, GUEST_DETACH, GUEST_KILL, GUEST_RESET, guest_start, guest_stop,
-};
-use crate::describe;
-use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
-use crate::json::{
+use crate::api::{
     DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction, Part, Readiness, Refusal,
     RefusalCode, StoppedHow,
 };
+use crate::cli::commands::boot::StartOptions;
+use crate::cli::commands::info;
+use crate::config::{ConfigError, GuestConfig, is_name, name_rule};
+use crate::deadlines::{
+    CONTROL_ANSWER, GUEST_ATTACH, GUEST_DETACH, GUEST_KILL, GUEST_RESET, guest_start, guest_stop,
+};
+use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
+use crate::guest::control::{
+    self, AttachRequest, CallError, Caller, Connection, DetachRequest, GuestHome, HomeError, LOG,
+    PREVIOUS_LOG,
+};
+use crate::text::describe;
 use crate::vmm;
 
 /// How long to wait before a guest is asked again how far it has come, at first and at most: asking takes time from a slow machine.
@@ -424,7 +424,7 @@ impl Drop for Slot<'_> {
 
 /// No guest runs by what is no name.
 fn check_runs(name: &str) -> Result<(), CallError> {
-    if is_name(name) { Ok(()) } else { Err(CallError::NotRunning(crate::table::printable(name))) }
+    if is_name(name) { Ok(()) } else { Err(CallError::NotRunning(crate::text::table::printable(name))) }
 }
 
 fn ask(mut guest: Connection) -> Result<GuestStatus, CallError> {

@@ -20,8 +20,8 @@ use tokio::sync::watch::Receiver;
 use tokio::time::Sleep;
 
 use super::socket::Listening;
-use crate::control::{self, Caller};
 use crate::deadlines::API_CLIENT;
+use crate::guest::control::{self, Caller};
 
 /// Most connections at once; others wait.
 const MAX_CONNECTIONS: usize = 256;

@@ -17,10 +17,10 @@ use std::process::{Child, Command, Stdio};
 use vm_passthrough::Host;
 
 use super::cgroup::Cgroup;
-use crate::commands::boot::StartOptions;
+use crate::cli::commands::boot::StartOptions;
 use crate::deadlines::guest_stop;
 use crate::log;
-use crate::sandbox::inherit_standard;
+use crate::os::sandbox::inherit_standard;
 
 /// What a guest's process has of the daemon's environment.
 const ENVIRONMENT: [&str; 5] = ["PATH", "LD_LIBRARY_PATH", "RUST_LOG", log::SIZE, log::KEPT];
@@ -106,7 +106,7 @@ impl Launch for Processes {
             .args(plan.options.arguments());
         let environment = ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         command.env_clear().envs(environment);
-        crate::npus::name_libraries(&mut command);
+        crate::devices::npus::name_libraries(&mut command);
         // What the daemon writes to, it does too; nothing if the daemon writes no log files.
         command.env(log::FOLDER, log::files().map_or(Path::new(""), |files| &files.folder));
         inherit_standard(&mut command);

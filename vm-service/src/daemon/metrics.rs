@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 
 use super::device_metrics::DeviceMetrics;
 use super::guests::{Guests, memory_of};
-use crate::json::{DeviceState, EventKind, GuestState, Refusal};
+use crate::api::{DeviceState, EventKind, GuestState, Refusal};
 
 /// Names and values of what a metric is of.
 pub(super) type Labels = Vec<(&'static str, String)>;

@@ -39,7 +39,7 @@ use launch::Processes;
 use watch::Watch;
 
 use crate::failure::Failure;
-use crate::signals::StopSignals;
+use crate::os::signals::StopSignals;
 
 /// Where the daemon listens.
 pub(crate) fn socket_of(host: &Host, named: Option<&PathBuf>) -> PathBuf {

@@ -14,8 +14,8 @@ use vm_passthrough::pci::{self, AerCount, Interrupts, LinkHealth};
 use vm_passthrough::{Host, PciAddress};
 
 use super::events::Events;
+use crate::api::{DeviceHealth, EventKind, GuestEvent};
 use crate::deadlines::DEVICE_HEALTH;
-use crate::json::{DeviceHealth, EventKind, GuestEvent};
 
 /// How old what is known of a device may become before it is read again.
 const AGE: Duration = Duration::from_secs(5);

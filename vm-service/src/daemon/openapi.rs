@@ -5,9 +5,9 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
+use crate::api::Problem;
 use crate::config::GUEST_WAIVERS;
-use crate::json::Problem;
-use crate::sandbox::Measure;
+use crate::os::sandbox::Measure;
 
 type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 

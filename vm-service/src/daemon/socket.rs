@@ -11,8 +11,8 @@ use vm_passthrough::Host;
 use vm_passthrough::ledger::check_trusted;
 
 use super::socket_of;
-use crate::flock::{self, has_locked};
-use crate::socket::{self, Cause, ListenError};
+use crate::os::flock::{self, has_locked};
+use crate::os::socket::{self, Cause, ListenError};
 
 /// The name of the file that a daemon locks in its state directory.
 const LOCK: &str = "daemon.lock";

@@ -17,8 +17,8 @@ use super::*;
 use guest::{DEAF, NEVER, Threads};
 use guests::MAX_WAITING;
 
+use crate::api::Problem;
 use crate::deadlines;
-use crate::json::Problem;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// How often the daemon looks for guests here.

@@ -17,9 +17,9 @@ use vm_passthrough::{Host, PassthroughManager};
 
 use super::events::Events;
 use super::monitor::Monitor;
-use crate::control::{Connection, GuestHome, names};
+use crate::api::{DeviceState, EventKind, GuestEvent, GuestState, StoppedHow};
 use crate::deadlines::GUEST_KILL;
-use crate::json::{DeviceState, EventKind, GuestEvent, GuestState, StoppedHow};
+use crate::guest::control::{Connection, GuestHome, names};
 
 /// How often new guests are looked for.
 pub(super) const INTERVAL: Duration = Duration::from_millis(500);

@@ -3,18 +3,18 @@
 //! `RUST_LOG` takes the categories where it takes modules, as in `RUST_LOG=info,EGPU=debug`: they are written out as modules
 //! by the same table, so that what a filter lets through and what a record is called can't differ.
 
-use crate::json::LogCategory::{self, Cli, Cuda, Driver, Egpu, General, Memory, Pcie, Python, Usb4};
+use crate::api::LogCategory::{self, Cli, Cuda, Driver, Egpu, General, Memory, Pcie, Python, Usb4};
 
 /// Modules, each with those in it, and what their records are about. The longest that fits decides; what none fits is
 /// [`General`]. A record whose target is a category's name is about that.
 const TABLE: &[(&str, LogCategory)] = &[
     ("vm_passthrough::claim", Driver),
     ("vm_passthrough::ledger", Driver),
-    ("vm_service::saved", Driver),
+    ("vm_service::devices::saved", Driver),
     ("vm_passthrough::egpu", Egpu),
     ("vm_passthrough::tuning", Egpu),
-    ("vm_service::commands::egpu", Egpu),
-    ("vm_service::known_egpus", Egpu),
+    ("vm_service::cli::commands::egpu", Egpu),
+    ("vm_service::devices::known_egpus", Egpu),
     ("vm_passthrough::guest::dma", Memory),
     ("vm_passthrough::numa", Memory),
     ("vm_passthrough::vfio::space", Memory),
@@ -31,8 +31,8 @@ const TABLE: &[(&str, LogCategory)] = &[
     ("vm_cuda", Cuda),
     ("vm_runtime::cuda", Cuda),
     ("vm_service::cli", Cli),
-    ("vm_service::commands", Cli),
-    ("vm_service::signals", Cli),
+    ("vm_service::cli::commands", Cli),
+    ("vm_service::os::signals", Cli),
     ("vm_python", Python),
 ];
 
@@ -100,8 +100,8 @@ mod tests {
         check("vm_passthrough::guest::intx", Pcie);
         check("vm_passthrough::usb4::tunnel", Usb4);
         check("vm_passthrough::egpu::connect", Egpu);
-        check("vm_service::commands::egpu::log", Egpu);
-        check("vm_service::commands::claim", Cli);
+        check("vm_service::cli::commands::egpu::log", Egpu);
+        check("vm_service::cli::commands::claim", Cli);
         check("vm_service::cli", Cli);
         check("vm_service::client", General);
         check("vm_cuda::assemble::standby", Cuda);

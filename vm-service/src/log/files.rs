@@ -11,9 +11,9 @@ use std::time::Duration;
 use super::file::{LogFile, Lost};
 use super::settings::Settings;
 use super::{record, say};
+use crate::api::{LogLevel, LogRecord};
 use crate::deadlines::LOG_FILE_LOCK;
-use crate::json::{LogLevel, LogRecord};
-use crate::output::OutputQueue;
+use crate::os::output::OutputQueue;
 
 /// Records that wait to be written, in bytes.
 const LIMIT: usize = 1 << 20;

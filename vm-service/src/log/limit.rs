@@ -31,8 +31,8 @@ const SOURCES: [&str; 3] = ["guest", "device", "accelerator"];
 const MAX_SOURCES: usize = 512;
 /// What no guest can make longer: commands before and after it runs.
 const OPERATORS: [&str; 5] = [
-    "vm_service::commands",
-    "vm_service::signals",
+    "vm_service::cli::commands",
+    "vm_service::os::signals",
     "vm_passthrough::claim",
     "vm_passthrough::ledger",
     "vm_passthrough::pci",
@@ -291,7 +291,7 @@ mod tests {
                 tracing::warn!(number, "a queue broke");
                 tracing::info!("restart {number}");
                 tracing::error!(text = "x".repeat(5000), "too \u{1b}[2J much {}", "y".repeat(200));
-                tracing::info!(target: "vm_service::commands::claim", "device {number}");
+                tracing::info!(target: "vm_service::cli::commands::claim", "device {number}");
             }
         });
         let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();

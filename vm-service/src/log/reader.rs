@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use super::LONGEST;
 use super::file::{MOST_KEPT, name_of};
-use crate::json::LogRecord;
+use crate::api::LogRecord;
 
 /// What is longer is no record. It is skipped, and not kept in memory.
 const LONGEST_LINE: usize = 4 * LONGEST;
@@ -231,7 +231,7 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::json::LogLevel;
+    use crate::api::LogLevel;
     use crate::log::file::LogFile;
     use crate::log::record::{line, make};
 

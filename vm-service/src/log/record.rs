@@ -11,7 +11,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level};
 
 use super::{LONGEST, category_of, now};
-use crate::json::{LogCategory, LogLevel, LogRecord};
+use crate::api::{LogCategory, LogLevel, LogRecord};
 
 /// Bytes of a record's message as it is written; what is longer is cut.
 const MESSAGE: usize = LONGEST / 2;

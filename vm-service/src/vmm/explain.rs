@@ -9,7 +9,7 @@ use super::cpu::cpuid;
 use super::machine::open_kvm;
 use super::virtio::VirtioPci;
 use crate::config::GuestConfig;
-use crate::limits;
+use crate::os::limits;
 
 /// What `explain` has to know of a guest; everything else is as by default. `kvm` is the KVM device node, of which the
 /// number of address bits is asked; where that can't be had it is the one that the host's processors have.

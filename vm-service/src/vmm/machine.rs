@@ -40,8 +40,8 @@ use super::virtio::{AcceleratorDevice, BlockDevice, NetDevice, VirtioDevice, Vir
 use super::{memory, sys, vcpu};
 use crate::config::{self, Boot, GuestConfig, MacAddress};
 use crate::deadlines::VCPU_STOP;
-use crate::output::Standard;
-use crate::process::ChildProgram;
+use crate::os::output::Standard;
+use crate::os::process::ChildProgram;
 
 /// What the guest's serial console is connected to.
 pub struct Console {

@@ -51,7 +51,7 @@ pub(crate) mod tests;
 mod vcpu;
 mod virtio;
 
-pub use crate::process::ChildProgram;
+pub use crate::os::process::ChildProgram;
 pub use boot::BootError;
 pub use error::MachineError;
 pub use exits::{ExitCounts, HotSpot};

@@ -15,7 +15,7 @@ use vm_superio::Trigger;
 use vm_superio::serial::{Error, NoEvents, Serial};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::output::{News, OutputQueue};
+use crate::os::output::{News, OutputQueue};
 pub(super) use input::Input;
 
 /// Bytes of output that wait for their reader.
@@ -272,7 +272,7 @@ mod tests {
 
     use super::register::*;
     use super::*;
-    use crate::output::testing::Gate;
+    use crate::os::output::testing::Gate;
 
     fn console_to(output: impl Write + Send + 'static) -> (Arc<SerialConsole>, EventFd) {
         let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();

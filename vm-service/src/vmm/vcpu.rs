@@ -18,7 +18,7 @@ use super::lifecycle::{Event, Lifecycle};
 use super::quiesced::Quiesced;
 use super::sys;
 use crate::deadlines::VCPU_STOP;
-use crate::sandbox;
+use crate::os::sandbox;
 
 /// How long a kicked vCPU has before it is kicked again. The signal could have come just before `KVM_RUN`, where it
 /// has no effect; a kick repeated closes that gap without a lock in the path of every exit.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use vm_service::json::Document;
+use vm_service::api::Document;
 
 #[test]
 fn is_up_to_date() {

@@ -1058,3 +1058,17 @@ fn a_kernel_without_an_end_is_ended() {
         assert_eq!(launch(driver, spin, [8, 32], 0, vec![on]), TIMEOUT);
     });
 }
+
+#[test]
+fn what_is_for_tests_of_hooks_has_no_effect() {
+    let variables = [("VM_CUDA_FAKE_MEMORY", "4096"), ("VM_CUDA_FAKE_FAIL", "cuMemAlloc:1=2")];
+    alone("what_is_for_tests_of_hooks_has_no_effect", &variables, |driver| {
+        driver.start(0);
+        let mut bytes = 0u64;
+        driver.ok("cuDeviceTotalMem_v2", &[at(&mut bytes), 0]);
+        assert_eq!(bytes, 1 << 30);
+        put(driver, &[0; 4]);
+        let (mut image, mut module) = (*b"vm-cuda-fake\n\0", 0u64);
+        assert_ne!(driver.call("cuModuleLoadData", &[at(&mut module), at(&mut image)]), 0);
+    });
+}

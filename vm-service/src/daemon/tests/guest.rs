@@ -15,14 +15,14 @@ use vm_passthrough::sim::SimHost;
 use vm_passthrough::{Host, PassthroughManager, PciAddress};
 
 use super::TIMEOUT;
-use crate::config::GuestConfig;
-use crate::control::{
-    Answer, AttachRequest, Controlled, DetachHow, DetachRequest, GuestHome, Outbox, Server,
-};
-use crate::daemon::launch::{Launch, Launched, Plan};
-use crate::json::{
+use crate::api::{
     AttachedDevice, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice, GuestEvent, GuestState,
     GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
+};
+use crate::config::GuestConfig;
+use crate::daemon::launch::{Launch, Launched, Plan};
+use crate::guest::control::{
+    Answer, AttachRequest, Controlled, DetachHow, DetachRequest, GuestHome, Outbox, Server,
 };
 
 /// The name of one that never runs.

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
 use super::*;
-use crate::json::LogLevel;
+use crate::api::LogLevel;
 use crate::log::reader::LogReader;
 use crate::log::{Settings, record};
 

@@ -17,10 +17,10 @@ use super::supervisor::{Maker, supervise};
 use super::vsock::Peer;
 use super::worker::Worker;
 use super::{Activation, Busy, VirtioDevice};
-use crate::accelerator::{Open, Ready, Start, WorkerProcess};
+use crate::accelerators::{Open, Ready, Start, WorkerProcess};
 use crate::config::{SharedAccelerator, Trust};
 use crate::deadlines::ACCELERATOR_STOP;
-use crate::process::ChildProgram;
+use crate::os::process::ChildProgram;
 use crate::vmm::error::MachineError;
 use crate::vmm::{Stop, memory, sys};
 

@@ -17,7 +17,7 @@ use vsock::{VMADDR_CID_HOST, VsockListener};
 use super::supervisor::{Maker, supervise};
 use super::vsock::Peer;
 use super::worker::Worker;
-use crate::accelerator::WorkerProcess;
+use crate::accelerators::WorkerProcess;
 use crate::vmm::{Stop, sys};
 
 /// Stands for a port that is free.
@@ -217,7 +217,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::process::ChildProgram;
+    use crate::os::process::ChildProgram;
 
     const CID: u32 = 42;
     const LONG: Duration = Duration::from_secs(60);

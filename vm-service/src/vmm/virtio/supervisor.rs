@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::programs::Programs;
-use crate::accelerator::{Meter, Open, Ready, Report, WorkerError, WorkerProcess};
+use crate::accelerators::{Meter, Open, Ready, Report, WorkerError, WorkerProcess};
 use crate::config::Trust;
 use crate::deadlines::{PING, PING_PERIOD, WORKER_INTERVAL};
-use crate::process::{ChildProgram, printable};
-use crate::sandbox::{Measure, Profile, further_waivers};
+use crate::os::process::{ChildProgram, printable};
+use crate::os::sandbox::{Measure, Profile, further_waivers};
 use crate::vmm::{Stop, sys};
 
 /// How soon an accelerator must be refused for a look whether a waiver helps.

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::Busy;
-use crate::sandbox;
+use crate::os::sandbox;
 use crate::vmm::{Stop, sys};
 
 /// A running worker. Ending it is asking, then waiting: the thread first comes to where it looks at that.
