@@ -15,6 +15,7 @@ mod log;
 mod npu;
 mod part;
 mod readiness;
+mod request;
 mod run;
 mod telemetry;
 mod tuning;
@@ -52,6 +53,10 @@ pub use log::{LogCategory, LogLevel, LogRecord};
 pub use npu::Npu;
 pub use part::{Part, PartKind, PartType};
 pub use readiness::{Blocker, Readiness, Severity};
+pub(crate) use request::{
+    Accept, Address, AttachOptions, AttachRequest, DetachHow, DetachOptions, DetachRequest, StartOptions,
+    VfioBackend,
+};
 pub(crate) use run::milliseconds;
 pub use run::{Exits, RunDevice, RunReport};
 pub use telemetry::{GpuLink, GpuRates, GpuSample, GpuState, GpuStatus, GpuTelemetry};

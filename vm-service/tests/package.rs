@@ -166,7 +166,7 @@ fn units_allow_the_system_calls_of_guests() {
     if !has("systemd-analyze") {
         return;
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sandbox/calls.rs");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/os/sandbox/calls.rs");
     let source = fs::read_to_string(source).expect("the lists");
     let needed: Vec<&str> = source
         .split("libc::SYS_")

@@ -703,20 +703,29 @@ impl PassthroughDevice for VfioPciDevice {
             return Ok(());
         }
         let mut pending = (None, 0u64);
-        for (at, byte) in (offset..).zip(data) {
+        let mut read = |at: u64| -> Result<u8, DeviceError> {
             if msix.table.0 == bar && msix.table.1.contains(&at) {
-                *byte = inner.state.table.byte(at - msix.table.1.start);
-            } else if msix.pending.0 == bar && msix.pending.1.contains(&at) {
+                return Ok(inner.state.table.byte(at - msix.table.1.start));
+            }
+            if msix.pending.0 == bar && msix.pending.1.contains(&at) {
                 let at = at - msix.pending.1.start;
                 let first = (at / 8 * 64) as u32;
                 if pending.0 != Some(first) {
                     pending = (Some(first), inner.state.msix.pending(first));
                 }
-                *byte = (pending.1 >> (at % 8 * 8)) as u8;
-            } else {
-                let mut single = [0xff];
-                self.file.read(bar.into(), at, &mut single)?;
-                *byte = single[0];
+                return Ok((pending.1 >> (at % 8 * 8)) as u8);
+            }
+            let mut single = [0xff];
+            self.file.read(bar.into(), at, &mut single)?;
+            Ok(single[0])
+        };
+        for (index, at) in (0..data.len()).zip(offset..) {
+            match read(at) {
+                Ok(byte) => data[index] = byte,
+                Err(error) => {
+                    data.fill(0xff);
+                    return Err(error);
+                }
             }
         }
         Ok(())

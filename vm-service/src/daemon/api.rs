@@ -22,12 +22,12 @@ use tokio_stream::{Stream, StreamExt as _};
 use super::asked::{Json, Query, Sent};
 use super::guests::Guests;
 use super::openapi::{self, Operation};
+use crate::api::{Address, AttachOptions, AttachRequest, DetachOptions, DetachRequest, StartOptions};
 use crate::api::{
     AttachedDevice, DetachedDevice, GuestEvent, GuestLog, GuestStatus, ListedFunction, Problem, Refusal,
     RefusalCode, StoppedGuest,
 };
-use crate::cli::commands::boot::StartOptions;
-use crate::guest::control::{Address, AttachOptions, AttachRequest, Caller, DetachOptions, DetachRequest};
+use crate::guest::control::Caller;
 
 type App = Arc<Guests>;
 

@@ -20,20 +20,16 @@ use super::launch::{Launch, Launched, Plan};
 use super::watch::Watched;
 use super::{LogOptions, StopOptions};
 use crate::api::{
-    DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction, Part, Readiness, Refusal,
-    RefusalCode, StoppedHow,
+    AttachRequest, DetachRequest, DeviceState, Function, GuestLog, GuestState, GuestStatus, ListedFunction,
+    Part, Readiness, Refusal, RefusalCode, StartOptions, StoppedHow,
 };
-use crate::cli::commands::boot::StartOptions;
-use crate::cli::commands::info;
 use crate::config::{ConfigError, GuestConfig, is_name, name_rule};
 use crate::deadlines::{
     CONTROL_ANSWER, GUEST_ATTACH, GUEST_DETACH, GUEST_KILL, GUEST_RESET, guest_start, guest_stop,
 };
+use crate::devices::health;
 use crate::failure::{EXIT_BLOCKED, EXIT_USAGE};
-use crate::guest::control::{
-    self, AttachRequest, CallError, Caller, Connection, DetachRequest, GuestHome, HomeError, LOG,
-    PREVIOUS_LOG,
-};
+use crate::guest::control::{self, CallError, Caller, Connection, GuestHome, HomeError, LOG, PREVIOUS_LOG};
 use crate::text::describe;
 use crate::vmm;
 
@@ -352,7 +348,7 @@ impl Guests {
     pub(super) fn device(&self, address: PciAddress) -> Result<ListedFunction> {
         let not_there = || Refusal::new(RefusalCode::NotFound, describe::not_there(address));
         let mut listed = self.listed(|function| function.address == address)?.pop().ok_or_else(not_there)?;
-        listed.health = info::health(&self.host, address);
+        listed.health = health::read(&self.host, address);
         listed.parts = pci::parts(&self.host, address).iter().map(Part::from).collect();
         Ok(listed)
     }

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use vm_passthrough::Host;
 
 use super::cgroup::Cgroup;
-use crate::cli::commands::boot::StartOptions;
+use crate::api::StartOptions;
 use crate::deadlines::guest_stop;
 use crate::log;
 use crate::os::sandbox::inherit_standard;

@@ -33,7 +33,7 @@ type Lived = (Vec<String>, Result<End, Vec<String>>);
 
 /// This program, as a guest's VMM that is a test here.
 fn this_program(test: &str) -> ChildProgram {
-    let test = format!("instance::tests::{test}");
+    let test = format!("guest::tests::{test}");
     let arguments = ["--exact", &test, "--ignored", "--nocapture", "--test-threads=1"];
     let path = std::env::current_exe().expect("this program");
     ChildProgram { path, arguments: arguments.map(Into::into).to_vec() }

@@ -285,3 +285,18 @@ fn a_rom_that_cannot_be_read_reads_all_ones() {
     assert!(rig.device.bar_read(6, 0, &mut data).is_err());
     assert_eq!(data, [0xff; 4]);
 }
+
+#[test]
+fn a_read_that_fails_behind_the_msix_table_shows_nothing_of_it() {
+    let rig = Rig::msix(64, false);
+    let (table, len) = (0x2000, 64 * 16);
+    rig.place();
+    // The device decodes no memory any more: it is in D3, say.
+    rig.write16(0x04, 0);
+    for before in 0..8 {
+        let mut data = [0; 8];
+        let result = rig.device.bar_read(2, table + len - before, &mut data);
+        assert!(result.is_err(), "{before}");
+        assert_eq!(data, [0xff; 8], "{before}");
+    }
+}

@@ -6,12 +6,11 @@ use vm_passthrough::PciAddress;
 
 use super::asking::{Asking, NOTHING, path};
 use super::serve::DaemonArgs;
-use crate::api::{AttachedDevice, Body};
+use crate::api::{Accept, Address, AttachOptions, AttachedDevice, Body, VfioBackend};
 use crate::cli::context::Context;
 use crate::daemon::ApiError;
 use crate::deadlines::GUEST_ATTACH;
 use crate::failure::Failure;
-use crate::guest::control::{Address, AttachOptions};
 
 /// Arguments of `attach`.
 #[derive(Debug, Args)]
@@ -22,8 +21,15 @@ pub(crate) struct AttachArgs {
     /// The guest that gets them
     #[arg(long, value_name = "NAME")]
     pub(crate) guest: String,
-    #[command(flatten)]
-    pub(crate) options: AttachOptions,
+    /// Take every function of the devices' IOMMU groups, also those of other devices
+    #[arg(long)]
+    pub(crate) with_group: bool,
+    /// Go on although this stands in the way; it is reported as a warning
+    #[arg(long, value_enum, value_name = "CODE")]
+    pub(crate) accept: Vec<Accept>,
+    /// How to open devices; without it, as the guest's others are, or iommufd where the Linux kernel has it
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<VfioBackend>,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
@@ -37,8 +43,12 @@ pub(crate) fn run(context: &mut Context<'_>, args: &AttachArgs) -> Result<(), Fa
     let (mut devices, mut blocked, mut failures) = (Vec::<AttachedDevice>::new(), Vec::new(), Vec::new());
     for device in asking.by_device(&args.addresses)? {
         let Some((&address, others)) = device.split_first() else { continue };
-        let options =
-            AttachOptions { others: others.iter().copied().map(Address).collect(), ..args.options.clone() };
+        let options = AttachOptions {
+            others: others.iter().copied().map(Address).collect(),
+            with_group: args.with_group,
+            accept: args.accept.clone(),
+            backend: args.backend,
+        };
         let path = path(&args.guest, &format!("/devices/{address}"))?;
         match asking.call::<Vec<_>>(Method::PUT, &path, &NOTHING, Some(&options), GUEST_ATTACH) {
             Ok(attached) => devices.extend(attached),

@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use vm_passthrough::PciAddress;
-use vm_passthrough::vfio::Backend;
 
-use super::explain::Accept;
+use crate::api::{Accept, StartOptions, VfioBackend};
 use crate::config::{self, GuestConfig, MAX_DEVICES, Net};
-use crate::deadlines::{self, SHUTDOWN};
+use crate::deadlines;
 use crate::failure::Failure;
 use crate::os::sandbox::Measure;
 
@@ -35,54 +32,36 @@ pub(crate) struct BootArgs {
     #[arg(long = "net", value_name = "tap=NAME")]
     pub(crate) nets: Vec<Net>,
     #[command(flatten)]
-    pub(crate) options: StartOptions,
+    pub(crate) options: StartOptionsArgs,
 }
 
 /// How a guest is started.
-#[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct StartOptions {
+#[derive(Args, Debug)]
+pub(crate) struct StartOptionsArgs {
     /// Take every function of the devices' IOMMU groups, also those of other devices
     #[arg(long)]
-    pub(crate) with_group: bool,
+    with_group: bool,
     /// Go on although this stands in the way; it is reported as a warning
     #[arg(long, value_enum, value_name = "CODE")]
-    pub(crate) accept: Vec<Accept>,
+    accept: Vec<Accept>,
     /// How to open devices; without it, iommufd where the Linux kernel has it
     #[arg(long, value_enum)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) backend: Option<BackendArg>,
+    backend: Option<VfioBackend>,
     /// End when the guest asks for a reboot, or crashes into one, instead of restarting it
     #[arg(long)]
-    pub(crate) no_reboot: bool,
+    no_reboot: bool,
     /// Run although the guest's processes cannot have these parts of their confinement: user, files
     #[arg(long, value_delimiter = ',', value_name = "MEASURES", value_parser = waivers(&config::GUEST_WAIVERS))]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) unconfined: Vec<Measure>,
+    unconfined: Vec<Measure>,
     /// How long the guest has to power itself off when a signal comes, before its power is cut; 0 cuts it at once, 30 when left out
-    #[arg(long = "shutdown-timeout", value_name = "SECONDS", value_parser = milliseconds)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) shutdown_timeout_ms: Option<u64>,
+    #[arg(long, value_name = "SECONDS", value_parser = deadlines::seconds)]
+    shutdown_timeout: Option<Duration>,
 }
 
 /// Reads the measures of a confinement that can be waived.
 pub(crate) fn waivers(may: &[Measure]) -> impl TypedValueParser<Value = Measure> {
     let names = PossibleValuesParser::new(may.iter().filter_map(ValueEnum::to_possible_value));
     names.try_map(|name| Measure::from_str(&name, false))
-}
-
-fn milliseconds(text: &str) -> Result<u64, &'static str> {
-    deadlines::seconds(text).map(|time| time.as_millis() as u64)
-}
-
-/// A VFIO back end, as it is said on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum BackendArg {
-    /// /dev/iommu and /dev/vfio/devices
-    Iommufd,
-    /// /dev/vfio/vfio and /dev/vfio/GROUP
-    Group,
 }
 
 impl BootArgs {
@@ -118,36 +97,15 @@ impl BootArgs {
     }
 }
 
-impl StartOptions {
-    /// How long the guest has to power itself off when a signal comes.
-    pub(crate) fn shutdown_timeout(&self) -> Duration {
-        self.shutdown_timeout_ms.map_or(SHUTDOWN, Duration::from_millis)
-    }
-
-    /// As arguments of `run`.
-    pub(crate) fn arguments(&self) -> Vec<String> {
-        let flags = [(self.with_group, "--with-group"), (self.no_reboot, "--no-reboot")];
-        let flags = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag.to_owned());
-        let accept = self.accept.iter().filter_map(|accept| value("--accept", accept));
-        let backend = self.backend.iter().filter_map(|backend| value("--backend", backend));
-        let timeout = self
-            .shutdown_timeout_ms
-            .map(|time| format!("--shutdown-timeout={}", Duration::from_millis(time).as_secs_f64()));
-        let unconfined = Some(&self.unconfined).filter(|waived| !waived.is_empty());
-        let unconfined = unconfined.map(|waived| format!("--unconfined={}", Measure::names(waived)));
-        flags.chain(accept).chain(backend).chain(unconfined).chain(timeout).collect()
-    }
-}
-
-fn value(option: &str, value: &impl ValueEnum) -> Option<String> {
-    Some(format!("{option}={}", value.to_possible_value()?.get_name()))
-}
-
-impl From<BackendArg> for Backend {
-    fn from(arg: BackendArg) -> Self {
-        match arg {
-            BackendArg::Iommufd => Self::Iommufd,
-            BackendArg::Group => Self::Group,
+impl From<&StartOptionsArgs> for StartOptions {
+    fn from(args: &StartOptionsArgs) -> Self {
+        Self {
+            with_group: args.with_group,
+            accept: args.accept.clone(),
+            backend: args.backend,
+            no_reboot: args.no_reboot,
+            unconfined: args.unconfined.clone(),
+            shutdown_timeout_ms: args.shutdown_timeout.map(|time| time.as_millis() as u64),
         }
     }
 }
@@ -194,7 +152,7 @@ mod tests {
     fn options_are_the_same_on_the_command_line() {
         let check = |line: &str| {
             let parsed = Line::parse_from(["run", "a.toml"].into_iter().chain(line.split_whitespace()));
-            let options = parsed.boot.options;
+            let options = StartOptions::from(&parsed.boot.options);
             assert_eq!(options.arguments().join(" "), line);
             let query = serde_html_form::to_string(&options).expect("a query");
             assert_eq!(serde_html_form::from_str::<StartOptions>(&query), Ok(options), "{query}");

@@ -11,9 +11,9 @@ use vm_passthrough::manager::{Claimed, ManagerError};
 use vm_passthrough::readiness::{ExplainOptions, left_with_host};
 use vm_passthrough::{PassthroughManager, PciAddress, PciFunction, ledger, pci};
 
-use super::explain::{self, Accept};
+use super::explain;
 use super::{Scan, SimArgs};
-use crate::api::{self, Body, LeftFunction};
+use crate::api::{self, Accept, Body, LeftFunction};
 use crate::cli::context::Context;
 use crate::devices::saved::{self, SavedClaim, SavedClaims};
 use crate::failure::{EXIT_FAILED, Failure};

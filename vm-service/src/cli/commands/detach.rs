@@ -10,10 +10,10 @@ use vm_passthrough::PciAddress;
 use super::asking::{Asking, path};
 use super::serve::DaemonArgs;
 use crate::api::{Body, DetachedDevice, DetachedHow, GuestState, GuestStatus};
+use crate::api::{DetachHow, DetachOptions};
 use crate::cli::context::Context;
 use crate::deadlines::{self, GUEST_DETACH};
 use crate::failure::Failure;
-use crate::guest::control::{DetachHow, DetachOptions};
 
 /// Arguments of `detach`.
 #[derive(Debug, Args)]

@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use clap::Args;
 use vm_passthrough::PciAddress;
-use vm_passthrough::readiness::{BlockerCode, ExplainOptions, Readiness, Severity};
+use vm_passthrough::readiness::{ExplainOptions, Readiness, Severity};
 
 use super::{Scan, SourceArgs};
-use crate::api::{self, Body};
+use crate::api::{self, Accept, Body};
 use crate::cli::context::Context;
 use crate::config::GuestConfig;
 use crate::failure::Failure;
@@ -38,22 +36,6 @@ pub(crate) struct ExplainArgs {
     pub(crate) accept: Vec<Accept>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-}
-
-/// A blocker that an operator may accept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Accept {
-    /// Nothing can reset the device: it may hold what its last user left, and keep what this guest leaves
-    NoReset,
-}
-
-impl From<&Accept> for BlockerCode {
-    fn from(accept: &Accept) -> Self {
-        match accept {
-            Accept::NoReset => Self::NoReset,
-        }
-    }
 }
 
 /// Explains functions, a guest's functions, or every accelerator.

@@ -13,8 +13,7 @@ use super::{Scan, SourceArgs};
 use crate::api::{Body, Chip, DeviceHealth, Function, ListedFunction, Part, PartType, Usage};
 use crate::cli::context::Context;
 use crate::cli::usage;
-use crate::deadlines::DEVICE_HEALTH;
-use crate::devices::npus;
+use crate::devices::{health, npus};
 use crate::failure::Failure;
 use crate::text::describe;
 use crate::text::table::{printable, wrap};
@@ -96,7 +95,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
         }
     };
     let usage = usage::of(&host, &[function]).pop().flatten();
-    let health = health(&host, address);
+    let health = health::read(&host, address);
     let chip = args.registers.then(|| gpu::report_chip(&host, function));
     let width = context.width;
     context.print(
@@ -125,18 +124,6 @@ pub(crate) fn run(context: &mut Context<'_>, args: &InfoArgs) -> Result<(), Fail
             wrap(&(render(&host, &scan, function, known) + &readiness.to_string()), width)
         },
     )
-}
-
-/// The state of a function at this moment; `None` when it has just gone.
-pub(crate) fn health(host: &Host, address: PciAddress) -> Option<DeviceHealth> {
-    let interrupts = pci::interrupts(host).get(&address).copied();
-    match pci::health(host, address, DEVICE_HEALTH) {
-        Ok(health) => Some(DeviceHealth::new(&health, interrupts, None)),
-        Err(error) => {
-            tracing::warn!("{error}");
-            None
-        }
-    }
 }
 
 /// The types of parts that a function could get.

@@ -26,10 +26,10 @@ use vm_passthrough::readiness::check_huge_pages;
 use vm_passthrough::vfio::Backend;
 use vm_passthrough::{Host, PassthroughManager, numa};
 
-use super::boot::{BootArgs, StartOptions};
-use super::explain::{self, Accept};
+use super::boot::BootArgs;
+use super::explain;
 use super::{Scan, release};
-use crate::api::{self, Body};
+use crate::api::{self, Accept, Body, StartOptions};
 use crate::cli::context::Context;
 use crate::config::{AcceleratorDevice, GuestConfig};
 use crate::failure::Failure;
@@ -65,6 +65,7 @@ pub(crate) struct RunArgs {
 pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let config = args.boot.config()?;
+    let start = StartOptions::from(&args.boot.options);
     config
         .check_files()
         .map_err(|error| Failure::usage(format_args!("{}: {error}", args.boot.guest.display())))?;
@@ -79,17 +80,17 @@ pub(crate) fn run(context: &mut Context<'_>, args: &RunArgs) -> Result<(), Failu
         Failure::failed(format_args!("no eventfd can be made: {error}; raise `ulimit -n`"))
     })?;
     // From here on the operator's wish to end comes to `stop`, so that nothing is left half done.
-    let shutdown = Shutdown::new(stop.clone(), button.clone(), args.boot.options.shutdown_timeout());
+    let shutdown = Shutdown::new(stop.clone(), button.clone(), start.shutdown_timeout());
     let asked = shutdown.clone();
     let _signals = StopSignals::start(move |signal| asked.signalled(signal)).map_err(|error| {
         Failure::failed(format_args!("signals can't be waited for: {error}; raise `ulimit -n`"))
     })?;
 
-    let devices = devices(context, &config, &args.boot.options, &stop)?;
+    let devices = devices(context, &config, &start, &stop)?;
     let _leases = leases(context, &config)?;
     let (console, service) =
         console::open(&args.console, context.json, &stop, &button).map_err(Failure::failed)?;
-    let on_reboot = if args.boot.options.no_reboot { OnReboot::End } else { OnReboot::Restart };
+    let on_reboot = if start.no_reboot { OnReboot::End } else { OnReboot::Restart };
     let kvm = context.host.dev.join("kvm");
     let power_button = Some(button.clone());
     let numa = numa_of(&context.host, &config, devices.as_ref())?;

@@ -12,7 +12,9 @@ use super::boot::BootArgs;
 use super::guests;
 use super::serve::DaemonArgs;
 use super::stop;
-use crate::api::{Body, EventKind, GuestEvent, GuestStatus, RefusalCode, StoppedGuest, StoppedHow};
+use crate::api::{
+    Body, EventKind, GuestEvent, GuestStatus, RefusalCode, StartOptions, StoppedGuest, StoppedHow,
+};
 use crate::cli::context::Context;
 use crate::config::{self, GuestConfig};
 use crate::daemon::ApiError;
@@ -43,7 +45,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &StartArgs) -> Result<(), Fai
     // One that does not start is ended.
     let deadline = guest_start(&config).saturating_add(STOP_ANSWER);
     let started: Result<GuestStatus, _> =
-        asking.call(Method::PUT, &path, &args.boot.options, Some(&file), deadline);
+        asking.call(Method::PUT, &path, &StartOptions::from(&args.boot.options), Some(&file), deadline);
     if let Err(ApiError::Refused(refusal)) = &started
         && refusal.code == RefusalCode::Blocked
     {

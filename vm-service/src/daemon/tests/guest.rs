@@ -16,14 +16,12 @@ use vm_passthrough::{Host, PassthroughManager, PciAddress};
 
 use super::TIMEOUT;
 use crate::api::{
-    AttachedDevice, DetachedDevice, DetachedHow, DeviceState, EventKind, GuestDevice, GuestEvent, GuestState,
-    GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
+    AttachRequest, AttachedDevice, DetachHow, DetachRequest, DetachedDevice, DetachedHow, DeviceState,
+    EventKind, GuestDevice, GuestEvent, GuestState, GuestStatus, Readiness, Refusal, RefusalCode, StoppedHow,
 };
 use crate::config::GuestConfig;
 use crate::daemon::launch::{Launch, Launched, Plan};
-use crate::guest::control::{
-    Answer, AttachRequest, Controlled, DetachHow, DetachRequest, GuestHome, Outbox, Server,
-};
+use crate::guest::control::{Answer, Controlled, GuestHome, Outbox, Server};
 
 /// The name of one that never runs.
 pub(super) const NEVER: &str = "never";

@@ -18,8 +18,8 @@ use vm_passthrough::Host;
 
 use super::home::{GuestHome, LOG, in_folder};
 use super::lines::Lines;
-use super::wire::{AttachRequest, Call, DetachRequest, Message, Outcome, Request, VERSION};
-use crate::api::{GuestEvent, GuestStatus, Refusal, StoppedHow};
+use super::wire::{Call, Message, Outcome, Request, VERSION};
+use crate::api::{AttachRequest, DetachRequest, GuestEvent, GuestStatus, Refusal, StoppedHow};
 use crate::deadlines::{CALLER_CHECK, CONTROL_ANSWER};
 
 /// Most bytes of a line that is read. A guest's readiness may be long.

@@ -24,7 +24,6 @@ use std::os::fd::AsFd;
 pub(crate) use client::{CallError, Caller, Connection, reach};
 pub(crate) use home::{GuestHome, HomeError, LOG, PREVIOUS_LOG, names};
 pub(crate) use server::{Answer, Controlled, Outbox, Server};
-pub(crate) use wire::{Address, AttachOptions, AttachRequest, DetachHow, DetachOptions, DetachRequest};
 
 /// Whether the other end of a socket is root or this process's user.
 pub(crate) fn is_trusted(stream: impl AsFd) -> bool {

@@ -13,8 +13,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::lines::Lines;
-use super::wire::{self, AttachRequest, DetachRequest, Message, Outcome, Request, VERSION};
-use crate::api::{GuestEvent, GuestStatus, Refusal, RefusalCode};
+use super::wire::{self, Message, Outcome, Request, VERSION};
+use crate::api::{AttachRequest, DetachRequest, GuestEvent, GuestStatus, Refusal, RefusalCode};
 use crate::deadlines::{CONTROL_CLIENT, CONTROL_END};
 
 /// Most connections. Where one more comes, the one that has asked for nothing the longest is closed.

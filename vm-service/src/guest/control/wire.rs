@@ -1,15 +1,9 @@
 //! What goes over a control socket, line by line.
 
-use clap::Args;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use vm_passthrough::PciAddress;
-use vm_passthrough::pci::ParsePciAddressError;
 
-use crate::api::{GuestEvent, Refusal, RefusalCode};
-use crate::cli::commands::boot::BackendArg;
-use crate::cli::commands::explain::Accept;
+use crate::api::{AttachRequest, DetachRequest, GuestEvent, Refusal, RefusalCode};
 
 /// Version of the protocol.
 pub(super) const VERSION: u32 = 1;
@@ -46,97 +40,6 @@ pub(super) enum Request {
     Attach(AttachRequest),
     /// Take a device from it.
     Detach(DetachRequest),
-}
-
-/// The address of a function of the host, as in `0000:65:00.0`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
-#[schemars(inline)]
-pub(crate) struct Address(#[schemars(with = "String")] pub(crate) PciAddress);
-
-impl TryFrom<String> for Address {
-    type Error = ParsePciAddressError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse().map(Self)
-    }
-}
-
-impl From<Address> for String {
-    fn from(Address(address): Address) -> Self {
-        address.to_string()
-    }
-}
-
-/// A device that a guest is to get.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct AttachRequest {
-    /// Which: a function of it.
-    pub(crate) address: Address,
-    /// How.
-    #[serde(flatten)]
-    pub(crate) options: AttachOptions,
-}
-
-/// How a device is given to a guest.
-#[derive(Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct AttachOptions {
-    /// Other functions of the same device of the host that the guest gets with it.
-    #[arg(skip)]
-    #[serde(rename = "with")]
-    pub(crate) others: Vec<Address>,
-    /// Take every function of the devices' IOMMU groups, also those of other devices
-    #[arg(long)]
-    pub(crate) with_group: bool,
-    /// Go on although this stands in the way; it is reported as a warning
-    #[arg(long, value_enum, value_name = "CODE")]
-    pub(crate) accept: Vec<Accept>,
-    /// How to open devices; without it, as the guest's others are, or iommufd where the Linux kernel has it
-    #[arg(long, value_enum)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) backend: Option<BackendArg>,
-}
-
-/// A device that a guest is to lose.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DetachRequest {
-    /// Which.
-    pub(crate) address: Address,
-    /// How.
-    #[serde(flatten)]
-    pub(crate) options: DetachOptions,
-}
-
-/// How a device is taken from a guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct DetachOptions {
-    /// Whether the guest is asked first.
-    pub(crate) how: DetachHow,
-    /// How long the guest has to let go of it, in milliseconds.
-    #[serde(deserialize_with = "crate::deadlines::milliseconds")]
-    #[schemars(range(max = 86_400_000))]
-    pub(crate) deadline_ms: u64,
-}
-
-impl Default for DetachOptions {
-    fn default() -> Self {
-        Self { how: DetachHow::Orderly, deadline_ms: 30_000 }
-    }
-}
-
-/// Whether a guest is asked before a device is taken from it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum DetachHow {
-    /// It is asked, and keeps the device when it does not let go of it in time.
-    #[default]
-    Orderly,
-    /// It is asked, and loses the device at the deadline whatever it says.
-    OrderlyThenSurprise,
-    /// It loses the device at once.
-    Surprise,
 }
 
 /// What a guest sends.

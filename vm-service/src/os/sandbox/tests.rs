@@ -327,7 +327,7 @@ fn attack(order: &str) {
 fn tried(profile: Profile, list: usize, index: usize, victim: &Child) -> (Output, String) {
     let (_keep, theirs): (OwnedFd, OwnedFd) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    let name = "sandbox::tests::what_is_tried_against_others_is_refused";
+    let name = "os::sandbox::tests::what_is_tried_against_others_is_refused";
     let mut command = Command::new(std::env::current_exe().unwrap());
     // What was not to be inherited, as a worker's own parent may have been given it.
     inherit_standard(&mut command);
@@ -443,7 +443,11 @@ fn each_worker_opens_its_own_drivers_nodes_alone() {
     write("sys/class/drm/renderD128/device/vendor".into(), "0x1002\n");
     for (index, (nodes, own)) in ALL_NODES.iter().enumerate() {
         let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "sandbox::tests::each_worker_opens_its_own_drivers_nodes_alone", "--nocapture"])
+            .args([
+                "--exact",
+                "os::sandbox::tests::each_worker_opens_its_own_drivers_nodes_alone",
+                "--nocapture",
+            ])
             .env(WORKER, format!("{index} {}", root.path().display()))
             .output()
             .unwrap();

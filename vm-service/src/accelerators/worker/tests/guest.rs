@@ -55,7 +55,7 @@ impl Host {
             ram: vec![(0, WINDOW)],
             ..orders(Some(1))
         };
-        let test = "accelerator::worker::tests::guest::a_worker";
+        let test = "accelerators::worker::tests::guest::a_worker";
         let arguments = ["--exact", test, "--ignored", "--nocapture", "--test-threads=1"];
         let path = std::env::current_exe().unwrap();
         let program = ChildProgram { path, arguments: arguments.map(Into::into).to_vec() };

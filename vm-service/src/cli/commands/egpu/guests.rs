@@ -8,11 +8,11 @@ use vm_passthrough::egpu::{Guests, is_accelerator};
 use vm_passthrough::{Host, PciAddress, ledger, pci};
 
 use crate::api::AttachedDevice;
+use crate::api::{Address, AttachOptions, DetachHow, DetachOptions};
 use crate::cli::commands::asking::{Asking, NOTHING, path};
 use crate::daemon::{Api, ApiError};
 use crate::deadlines::{GUEST_ATTACH, GUEST_DETACH};
 use crate::failure::Failure;
-use crate::guest::control::{Address, AttachOptions, DetachHow, DetachOptions};
 
 /// How long a guest has to let go of its device.
 const LET_GO: Duration = Duration::from_secs(30);

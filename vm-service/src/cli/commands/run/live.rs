@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime};
 use vm_passthrough::PciAddress;
 
 use crate::api::{
-    self, AttachedDevice, Confinement, DetachedDevice, DeviceState, EventKind, GuestDevice, GuestEvent,
-    GuestState, GuestStatus, LeftFunction, PeerToPeer, Readiness, Refusal, RefusalCode, StoppedHow,
+    self, AttachedDevice, Confinement, DetachRequest, DetachedDevice, DeviceState, EventKind, GuestDevice,
+    GuestEvent, GuestState, GuestStatus, LeftFunction, PeerToPeer, Readiness, Refusal, RefusalCode,
+    StoppedHow,
 };
 use crate::config::GuestConfig;
-use crate::guest::control::{self, Answer, Controlled, DetachRequest, Outbox};
+use crate::guest::control::{Answer, Controlled, Outbox};
 use crate::guest::handle::{AttachRequest, DetachHow, DetachedHow, Refused};
 use crate::guest::state::{Event, Phase};
 use crate::guest::{Handle, Progress};
@@ -190,8 +191,8 @@ impl Controlled for Live {
         self.handle.reset(|reset| answer.send(reset.map_err(Refusal::from)));
     }
 
-    fn attach(&self, request: control::AttachRequest, answer: Answer) {
-        let control::AttachRequest { address, options } = request;
+    fn attach(&self, request: api::AttachRequest, answer: Answer) {
+        let api::AttachRequest { address, options } = request;
         let others = options.others.iter().map(|other| other.0).filter(|other| *other != address.0);
         let functions: Vec<_> = std::iter::once(address.0).chain(others).collect();
         let request = AttachRequest {
@@ -223,9 +224,9 @@ impl Controlled for Live {
         let DetachRequest { address, options } = request;
         let deadline = Duration::from_millis(options.deadline_ms);
         let how = match options.how {
-            control::DetachHow::Orderly => DetachHow::Orderly { deadline, then_surprise: false },
-            control::DetachHow::OrderlyThenSurprise => DetachHow::Orderly { deadline, then_surprise: true },
-            control::DetachHow::Surprise => DetachHow::Surprise,
+            api::DetachHow::Orderly => DetachHow::Orderly { deadline, then_surprise: false },
+            api::DetachHow::OrderlyThenSurprise => DetachHow::Orderly { deadline, then_surprise: true },
+            api::DetachHow::Surprise => DetachHow::Surprise,
         };
         self.handle.detach(address.0, how, move |detached| {
             let device = detached.map(|how| DetachedDevice {
