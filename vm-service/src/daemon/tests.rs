@@ -607,14 +607,13 @@ fn a_daemon_that_starts_finds_guests_and_releases_what_dead_ones_left() {
         "what the operator claimed stays"
     );
     assert_eq!(names(&world), Vec::<Value>::new());
-    let metrics = world.call("GET", "/metrics", None).1;
-    let metrics = metrics.as_str().expect("text");
-    for line in [
-        "vm_service_recovered_functions_total 2",
-        "vm_service_events_total{kind=\"ended\"} 1",
-        "vm_service_events_total{kind=\"gone\"} 1",
-        "# EOF",
-    ] {
+    let metrics = || world.call("GET", "/metrics", None).1.as_str().expect("text").to_owned();
+    // They are counted once they are released.
+    world.wait_until("the count of them", || metrics().contains("vm_service_recovered_functions_total 2"));
+    let metrics = metrics();
+    for line in
+        ["vm_service_events_total{kind=\"ended\"} 1", "vm_service_events_total{kind=\"gone\"} 1", "# EOF"]
+    {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
 }
