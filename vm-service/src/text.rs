@@ -1,4 +1,4 @@
-//! What a person reads: words for values, and tables.
+//! Words for values, and tables.
 
 pub(crate) mod describe;
 pub(crate) mod table;

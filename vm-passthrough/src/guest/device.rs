@@ -583,6 +583,40 @@ impl VfioPciDevice {
         let hit = |place: &(u8, Range<u64>)| place.0 == bar && offset < place.1.end && place.1.start < end;
         self.msix.as_ref().filter(|msix| hit(&msix.table) || hit(&msix.pending))
     }
+
+    /// Reads a BAR into `data`, which is all ones. An error may leave some bytes read.
+    fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
+        self.check(bar, offset, data.len())?;
+        let Some(msix) = self.msix_at(bar, offset, data.len()) else {
+            let Some(_access) = self.gate.enter().filter(|_| self.is_served()) else { return Ok(()) };
+            return Ok(match bar {
+                bars::ROM => self.read_rom(offset, data),
+                _ => self.file.read(bar.into(), offset, data),
+            }?);
+        };
+        let inner = self.lock();
+        if !self.is_served() {
+            return Ok(());
+        }
+        let mut pending = (None, 0u64);
+        for (at, byte) in (offset..).zip(data) {
+            if msix.table.0 == bar && msix.table.1.contains(&at) {
+                *byte = inner.state.table.byte(at - msix.table.1.start);
+            } else if msix.pending.0 == bar && msix.pending.1.contains(&at) {
+                let at = at - msix.pending.1.start;
+                let first = (at / 8 * 64) as u32;
+                if pending.0 != Some(first) {
+                    pending = (Some(first), inner.state.msix.pending(first));
+                }
+                *byte = (pending.1 >> (at % 8 * 8)) as u8;
+            } else {
+                let mut single = [0xff];
+                self.file.read(bar.into(), at, &mut single)?;
+                *byte = single[0];
+            }
+        }
+        Ok(())
+    }
 }
 
 impl PassthroughDevice for VfioPciDevice {
@@ -686,49 +720,11 @@ impl PassthroughDevice for VfioPciDevice {
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
         data.fill(0xff);
-        self.check(bar, offset, data.len())?;
-        let Some(msix) = self.msix_at(bar, offset, data.len()) else {
-            let Some(_access) = self.gate.enter().filter(|_| self.is_served()) else { return Ok(()) };
-            let result = match bar {
-                bars::ROM => self.read_rom(offset, data),
-                _ => self.file.read(bar.into(), offset, data),
-            };
-            if result.is_err() {
-                data.fill(0xff);
-            }
-            return Ok(result?);
-        };
-        let inner = self.lock();
-        if !self.is_served() {
-            return Ok(());
+        let result = self.read_bar(bar, offset, data);
+        if result.is_err() {
+            data.fill(0xff);
         }
-        let mut pending = (None, 0u64);
-        let mut read = |at: u64| -> Result<u8, DeviceError> {
-            if msix.table.0 == bar && msix.table.1.contains(&at) {
-                return Ok(inner.state.table.byte(at - msix.table.1.start));
-            }
-            if msix.pending.0 == bar && msix.pending.1.contains(&at) {
-                let at = at - msix.pending.1.start;
-                let first = (at / 8 * 64) as u32;
-                if pending.0 != Some(first) {
-                    pending = (Some(first), inner.state.msix.pending(first));
-                }
-                return Ok((pending.1 >> (at % 8 * 8)) as u8);
-            }
-            let mut single = [0xff];
-            self.file.read(bar.into(), at, &mut single)?;
-            Ok(single[0])
-        };
-        for (index, at) in (0..data.len()).zip(offset..) {
-            match read(at) {
-                Ok(byte) => data[index] = byte,
-                Err(error) => {
-                    data.fill(0xff);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
+        result
     }
 
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), DeviceError> {

@@ -31,7 +31,11 @@ const TABLE: &[(&str, LogCategory)] = &[
     ("vm_cuda", Cuda),
     ("vm_runtime::cuda", Cuda),
     ("vm_service::cli", Cli),
+    ("vm_service::cli::benchmark", General),
     ("vm_service::cli::commands", Cli),
+    ("vm_service::cli::kernel", General),
+    ("vm_service::cli::monitor", General),
+    ("vm_service::cli::usage", General),
     ("vm_service::os::signals", Cli),
     ("vm_python", Python),
 ];
@@ -104,6 +108,7 @@ mod tests {
         check("vm_service::cli::commands::claim", Cli);
         check("vm_service::cli", Cli);
         check("vm_service::client", General);
+        check("vm_service::cli::kernel::engine", General);
         check("vm_cuda::assemble::standby", Cuda);
         check("vm_cudart", General);
         check("vm_python", Python);

@@ -7,13 +7,13 @@
 //! | `VM_CUDA_CPU_MEMORY` | bytes of memory of each: 1 GiB |
 //! | `VM_CUDA_CPU_SECONDS` | how long a kernel may run: 60 |
 
-mod sys;
-
 use std::time::Duration;
 
 use vm_cuda_driver::{Settings, number};
 
-/// What the environment says; what does not parse is as if it were not set.
+vm_cuda_driver::driver!(settings);
+
+/// Reads the environment. A variable that does not parse is ignored.
 fn settings() -> Settings {
     let standard = Settings::default();
     Settings {

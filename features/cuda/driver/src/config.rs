@@ -1,4 +1,4 @@
-//! What is said of the driver by who links it: devices, memory, version; and for tests delays, faults and the trace.
+//! The driver's settings: devices, memory, version; for tests also delays, faults and a trace.
 
 use crate::named::Named;
 use std::{
@@ -9,7 +9,7 @@ use std::{
 /// The most devices that there can be.
 pub(crate) const DEVICES: usize = 16;
 
-/// What a library that has this driver says of it.
+/// The settings that a library gives the driver.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The name of its devices.
@@ -24,14 +24,14 @@ pub struct Settings {
     pub kernel_time: Duration,
     /// How long a call waits for the device, if there is a limit.
     pub patience: Option<Duration>,
-    /// What is for tests alone.
+    /// Facilities for tests.
     pub tests: Option<Tests>,
 }
 
-/// What tests of programs want of a driver.
+/// Facilities for tests of programs.
 #[derive(Clone, Debug, Default)]
 pub struct Tests {
-    /// What devices say of attributes that are 0 otherwise.
+    /// The value of device attributes that are 0 otherwise.
     pub attributes: i32,
     /// How long each operation of a stream waits before it runs.
     pub delay: Duration,
@@ -59,7 +59,7 @@ impl Default for Settings {
 
 static SETTINGS: OnceLock<fn() -> Settings> = OnceLock::new();
 
-/// Names the function that tells the settings, before the driver's first call. A later one is ignored.
+/// Sets the function that returns the settings. Only the first call counts.
 pub fn configure(settings: fn() -> Settings) {
     let _ = SETTINGS.set(settings);
 }
@@ -69,14 +69,13 @@ pub fn number<T: std::str::FromStr>(name: &str, otherwise: T) -> T {
     env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(otherwise)
 }
 
-/// The settings, asked for once, and what is made of them.
+/// The settings, read once.
 pub(crate) struct Config {
     pub(crate) settings: Settings,
-    pub(crate) attributes: i32,
-    pub(crate) delay: Duration,
+    /// Those for tests, or their defaults.
+    pub(crate) tests: Tests,
     pub(crate) kernels: Option<Named>,
     faults: Vec<(String, u64, i32)>,
-    trace: Option<String>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
 }
 
@@ -86,11 +85,9 @@ impl Config {
         settings.devices = settings.devices.min(DEVICES);
         let tests = settings.tests.clone().unwrap_or_default();
         Self {
-            attributes: tests.attributes,
-            delay: tests.delay,
-            kernels: tests.kernels.map(|text| Named::read(&text)),
+            kernels: tests.kernels.as_deref().map(Named::read),
             faults: tests.failures.split(',').filter_map(fault).collect(),
-            trace: tests.trace,
+            tests,
             settings,
             calls: Mutex::default(),
         }
@@ -116,12 +113,12 @@ impl Config {
 
     /// Whether there is a trace.
     pub(crate) fn traced(&self) -> bool {
-        self.trace.is_some()
+        self.tests.trace.is_some()
     }
 
     /// Appends a line to the trace, if there is one.
     pub(crate) fn trace(&self, line: impl FnOnce() -> String) {
-        let Some(path) = &self.trace else { return };
+        let Some(path) = &self.tests.trace else { return };
         // One write per line: whole lines, also where several processes append. A trace that can't be written is not the
         // program's failure; its test misses the lines.
         if let Ok(mut file) = OpenOptions::new().create(true).append(true).open(path) {

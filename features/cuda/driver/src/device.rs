@@ -93,7 +93,7 @@ pub(crate) fn attribute(attribute: i32, device: i32) -> Result<i32> {
         102 | 103 => 1,
         // Pools.
         115 => 1,
-        _ if (1..=160).contains(&attribute) => state::config().attributes,
+        _ if (1..=160).contains(&attribute) => state::config().tests.attributes,
         _ => return Err(Error::InvalidValue),
     })
 }

@@ -1,8 +1,8 @@
 //! The CUDA driver's functions over the memory of the host. Two libraries have them: `libvm_cuda_cpu.so` (`features/cuda/driver-cpu`), with the feature `cpu`,
 //! for programs that run on the processor what PTX they have, and `libvm_cuda_fake.so` (`features/testing/cuda-fake`), for tests of what hooks or forwards
-//! the driver's API. Each [says](driver) what [`Settings`] the driver has.
+//! the driver's API. Each [exports](driver) the driver with its own [`Settings`].
 //!
-//! What a function does is what the driver's documentation says, as strictly as it says it; functions that do nothing here return
+//! Each function checks its arguments as strictly as the driver's documentation demands. Functions that are not implemented return
 //! `CUDA_ERROR_NOT_SUPPORTED`. None panics into C.
 //!
 //! Device memory is at addresses of the process that have pages of a memory file while something is mapped there with access,
@@ -48,18 +48,3 @@ mod user_object;
 mod virtual_memory;
 
 pub use config::{Settings, Tests, configure, number};
-
-/// Exports the driver from a library, with the settings that a function returns. It is asked when the driver is called first.
-#[macro_export]
-macro_rules! driver {
-    ($settings:path) => {
-        #[used]
-        #[unsafe(link_section = ".init_array")]
-        static CONFIGURE: extern "C" fn() = {
-            extern "C" fn configure() {
-                $crate::configure($settings);
-            }
-            configure
-        };
-    };
-}

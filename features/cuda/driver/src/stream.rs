@@ -288,7 +288,7 @@ fn run(id: u64) {
         let Some(item) = state.streams.get_mut(&id).and_then(|stream| stream.queue.pop_front()) else {
             return;
         };
-        let delay = state::config().delay;
+        let delay = state::config().tests.delay;
         if !delay.is_zero() {
             drop(state);
             thread::sleep(delay);

@@ -440,3 +440,20 @@ impl Drop for Shared {
         unsafe { libc::munmap(at, SHARED as usize) };
     }
 }
+
+/// Exports the driver from a library, with the settings that a function returns. The driver asks for them at its first call.
+#[macro_export]
+macro_rules! driver {
+    ($settings:path) => {
+        #[used]
+        // SAFETY: the section is of pointers to functions that the loader calls once, and this one only stores a pointer.
+        #[allow(unsafe_code)]
+        #[unsafe(link_section = ".init_array")]
+        static CONFIGURE: extern "C" fn() = {
+            extern "C" fn configure() {
+                $crate::configure($settings);
+            }
+            configure
+        };
+    };
+}

@@ -15,14 +15,14 @@
 //!
 //! A call waits for the device for two minutes at most, so that a test ends.
 
-mod sys;
-
 use std::time::Duration;
 use std::{env, fs};
 
 use vm_cuda_driver::{Settings, Tests, number};
 
-/// What the environment says; what does not parse is as if it were not set.
+vm_cuda_driver::driver!(settings);
+
+/// Reads the environment. A variable that does not parse is ignored.
 fn settings() -> Settings {
     const PATIENCE: Duration = Duration::from_secs(120);
     let standard = Settings::default();

@@ -1,4 +1,4 @@
-//! How the library is linked: as the driver is.
+//! The build script of libraries that export the driver.
 
 fn main() {
     // Who asks for libcuda.so.1 again gets this one.
@@ -7,5 +7,5 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     // Streams' threads run its code until the process ends.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=Cargo.toml");
 }
