@@ -15,8 +15,11 @@ use crate::sys::{PAGE, caller};
 /// Copies of so many bytes never wait in the driver: they are staged.
 const STAGED: usize = 64 << 10;
 
-/// Bytes that go at once: while the device reads or writes one part, this side copies the next.
+/// Bytes that go to a device at once: while it reads one part, this side copies the next.
 const PART: usize = CHUNK / 4;
+
+/// Bytes that come from a device at once. The driver waits for each part, so that small ones take longer.
+const PART_BACK: usize = CHUNK;
 
 /// A device's end of a copy: an address, or an offset in an array.
 #[derive(Clone, Copy)]
@@ -141,8 +144,8 @@ fn to_host(
         return record(stream, number, &from.copy(to, len, true));
     }
     check_device(&client, from, len)?;
-    let parts = caller::bytes_mut(to, len).chunks_mut(PART).enumerate();
-    client.ask_many(number, len, parts.map(|(at, part)| (head(from, at * PART, part.len(), of, 0), part)))
+    let parts = caller::bytes_mut(to, len).chunks_mut(PART_BACK).enumerate();
+    client.ask_many(number, len, parts.map(|(at, part)| (head(from, at * PART_BACK, part.len(), of, 0), part)))
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {
