@@ -43,8 +43,8 @@ pub(super) enum Peer {
     Guest(u32),
     /// A network address; of IPv6 addresses the /64 prefix.
     Address(IpAddr),
-    /// A certificate, in DER.
-    Certificate(Arc<[u8]>),
+    /// The public key of a certificate, in DER. The certificate itself is no identity: anyone can give its ECDSA signature a second valid form.
+    Key(Arc<[u8]>),
 }
 
 impl fmt::Debug for Peer {
@@ -53,7 +53,7 @@ impl fmt::Debug for Peer {
             Self::User(user) => write!(to, "user {user}"),
             Self::Guest(cid) => write!(to, "guest {cid}"),
             Self::Address(address) => write!(to, "address {address}"),
-            Self::Certificate(_) => to.write_str("a certificate"),
+            Self::Key(_) => to.write_str("a certificate"),
         }
     }
 }
@@ -102,6 +102,8 @@ pub(super) struct Capacity(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     all: Amount,
+    /// Descriptors of a program with one thread.
+    program: usize,
     used: Mutex<HashMap<Peer, Amount>>,
 }
 
@@ -112,17 +114,18 @@ impl Inner {
 }
 
 impl Capacity {
-    /// Derives the capacity from the limit of open files. `waiting` descriptors are for connections that have not shown yet who they are.
+    /// Derives the capacity from the limit of open files. `waiting` descriptors are for connections that have not shown yet who they are, `program` for each
+    /// program with one thread.
     ///
     /// # Errors
     /// When not even two programs fit.
-    pub(super) fn new(waiting: usize) -> Result<Self, BridgeError> {
+    pub(super) fn new(waiting: usize, program: usize) -> Result<Self, BridgeError> {
         let limit = getrlimit(Resource::Nofile).current;
-        let capacity = Self::within(limit, waiting)?;
+        let capacity = Self::within(limit, waiting, program)?;
         let Amount { programs, files } = capacity.0.all;
         tracing::info!(programs, descriptors = files, "programs and file descriptors that peers can use");
         if programs < PROGRAMS {
-            let needed = (PROGRAMS * SESSION_FILES + waiting) as u64 + BASE;
+            let needed = (PROGRAMS * program + waiting) as u64 + BASE;
             tracing::warn!(
                 "at most {programs} programs can be served: this process may open {} files; for {PROGRAMS} programs raise the hard limit to \
                  {needed} (`ulimit -Hn {needed}`, or LimitNOFILE={needed} in the systemd unit)",
@@ -132,19 +135,19 @@ impl Capacity {
         Ok(capacity)
     }
 
-    fn within(limit: Option<u64>, waiting: usize) -> Result<Self, BridgeError> {
+    fn within(limit: Option<u64>, waiting: usize, program: usize) -> Result<Self, BridgeError> {
         let limit = limit.unwrap_or(u64::MAX);
         let kept = BASE + waiting as u64;
         let files = limit.saturating_sub(kept).min(MOST_FILES) as usize;
-        let programs = (files / SESSION_FILES).min(PROGRAMS);
+        let programs = (files / program).min(PROGRAMS);
         if programs < 2 {
-            return Err(BridgeError::Files { limit, needed: kept + 2 * SESSION_FILES as u64 });
+            return Err(BridgeError::Files { limit, needed: kept + 2 * program as u64 });
         }
-        Ok(Self::with(Amount { programs, files }))
+        Ok(Self::with(Amount { programs, files }, program))
     }
 
-    fn with(all: Amount) -> Self {
-        Self(Arc::new(Inner { all, used: Mutex::default() }))
+    fn with(all: Amount, program: usize) -> Self {
+        Self(Arc::new(Inner { all, program, used: Mutex::default() }))
     }
 
     /// Whether no peer uses anything.
@@ -153,7 +156,8 @@ impl Capacity {
         self.0.used().is_empty()
     }
 
-    /// Reserves an amount for a peer until the answer is dropped; `None` when that exceeds its share.
+    /// Reserves an amount for a peer until the answer is dropped; `None` when that exceeds its share. The last program's descriptors are for a peer that has no
+    /// program yet.
     pub(super) fn reserve(&self, peer: &Peer, wanted: Amount) -> Option<Reserved> {
         let mut used = self.0.used();
         let sum = |of: fn(&Amount) -> usize| used.values().map(of).sum::<usize>();
@@ -162,8 +166,9 @@ impl Capacity {
             wanted == 0 || is_within_share(held as u64, wanted as u64, free as u64)
         };
         let all = &self.0.all;
+        let kept = if held.programs > 0 { self.0.program } else { 0 };
         if !fits(held.programs, wanted.programs, all.programs.saturating_sub(sum(|of| of.programs)))
-            || !fits(held.files, wanted.files, all.files.saturating_sub(sum(|of| of.files)))
+            || !fits(held.files, wanted.files, (all.files - kept).saturating_sub(sum(|of| of.files)))
         {
             return None;
         }
@@ -215,7 +220,7 @@ mod tests {
 
     #[test]
     fn one_peer_cannot_use_up_programs_or_descriptors() {
-        let capacity = Capacity::with(Amount { programs: 128, files: 4096 });
+        let capacity = Capacity::with(Amount { programs: 128, files: 4096 }, SESSION_FILES);
         let [one, two, three] = [1, 2, 3].map(Peer::User);
         let first = take_all(&capacity, &one, Amount::SESSION);
         assert_eq!(first.len(), 113);
@@ -223,7 +228,7 @@ mod tests {
         assert_eq!(second.len(), 13);
         assert_eq!(take_all(&capacity, &three, Amount::SESSION).len(), 1);
         // Descriptors run out on their own, too.
-        let certificate = Peer::Certificate([1, 2, 3][..].into());
+        let certificate = Peer::Key([1, 2, 3][..].into());
         let files = take_all(&capacity, &certificate, Amount::TLS).len() * TLS_FILES;
         let free = 4096 - (113 + 13) * SESSION_FILES;
         assert!(files > free * 3 / 4 && files < free, "{files} of {free}");
@@ -234,13 +239,15 @@ mod tests {
 
     #[test]
     fn programs_that_fit_follow_from_the_limit_of_open_files() {
-        let all = |limit, waiting| Capacity::within(limit, waiting).map(|capacity| capacity.0.all).ok();
+        let all = |limit, waiting| {
+            Capacity::within(limit, waiting, SESSION_FILES).map(|capacity| capacity.0.all).ok()
+        };
         assert_eq!(all(Some(1024), 128), Some(Amount { programs: 104, files: 832 }));
         assert_eq!(all(Some(1 << 20), 128), Some(Amount { programs: PROGRAMS, files: 12288 }));
         assert_eq!(all(None, 0), Some(Amount { programs: PROGRAMS, files: 12288 }));
         assert_eq!(all(Some(207), 128), None);
         assert_eq!(all(Some(208), 128), Some(Amount { programs: 2, files: 16 }));
-        let error = Capacity::within(Some(100), 128).expect_err("too few").to_string();
+        let error = Capacity::within(Some(100), 128, SESSION_FILES).expect_err("too few").to_string();
         assert!(error.contains("may open 100") && error.contains("LimitNOFILE=208"), "{error}");
     }
 
@@ -253,11 +260,27 @@ mod tests {
         assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
     }
 
+    #[test]
+    fn few_descriptors_let_a_second_peer_run_a_program() {
+        const PROGRAM: usize = SESSION_FILES + 2 * TLS_FILES;
+        let capacity = Capacity::within(Some(BASE + 2 * PROGRAM as u64), 0, PROGRAM).expect("two programs");
+        let peers = [1, 2].map(|key| Peer::Key([key][..].into()));
+        // What the program with one thread reserves, in turn.
+        for peer in &peers {
+            for wanted in [Amount::TLS, Amount::SESSION, Amount::TLS] {
+                let reserved = capacity.reserve(peer, wanted);
+                assert!(reserved.is_some(), "{peer:?} {wanted:?}");
+                std::mem::forget(reserved);
+            }
+        }
+        assert!(capacity.reserve(&peers[0], Amount::TLS).is_none());
+    }
+
     proptest! {
         /// However peers take and return, a peer without anything finds room as long as fewer peers than the logarithm of the capacity have any.
         #[test]
         fn a_newcomer_finds_room(steps in prop::collection::vec((0u32..3, any::<bool>()), 0..400)) {
-            let capacity = Capacity::with(Amount { programs: 256, files: 8192 });
+            let capacity = Capacity::with(Amount { programs: 256, files: 8192 }, SESSION_FILES);
             let mut held: [Vec<Reserved>; 3] = Default::default();
             for (peer, takes) in steps {
                 let held = &mut held[peer as usize];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::capacity::{Capacity, Peer};
+use super::capacity::{Capacity, Peer, SESSION_FILES};
 use super::gateway::Gateway;
 use super::limits::Limits;
 use super::waiting::WAITING;
@@ -61,7 +61,7 @@ pub(crate) fn serve(socket: &OwnedFd, open: &Open, mut files: Vec<OwnedFd>) -> R
         (Some(file), Some((_, bytes))) => Window::new(file, *bytes),
         _ => return Err("there is no window".into()),
     };
-    let capacity = Capacity::new(WAITING).map_err(|error| error.to_string())?;
+    let capacity = Capacity::new(WAITING, SESSION_FILES).map_err(|error| error.to_string())?;
     let confinement = workers.confinement().clone();
     let gateway = Gateway::new(Arc::new(workers), capacity, Some(window));
     let gone = |error: std::io::Error| format!("nothing can be said to the VMM: {error}");

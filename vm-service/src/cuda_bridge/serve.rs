@@ -13,7 +13,7 @@ use vm_bridge::wire::code;
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener};
 
 use super::BridgeError;
-use super::capacity::{Amount, Capacity, Peer};
+use super::capacity::{Amount, Capacity, Peer, SESSION_FILES, TLS_FILES};
 use super::gateway::{END, Gateway};
 use super::limits::Limits;
 use super::records::RecordOptions;
@@ -56,7 +56,8 @@ pub(crate) fn serve(
     record: Option<&RecordOptions>,
 ) -> Result<(), BridgeError> {
     // Connections wait for --socket, for --stream and --vsock, and for TLS handshakes. After its handshake a TLS connection uses descriptors of its peer.
-    let capacity = Capacity::new(2 * WAITING + HANDSHAKES)?;
+    let connections = if places.tls.is_some() { 2 * TLS_FILES } else { 0 };
+    let capacity = Capacity::new(2 * WAITING + HANDSHAKES, SESSION_FILES + connections)?;
     let workers =
         Workers::new(program.to_owned(), driver.to_owned(), Vec::new(), unconfined, limits, None, record)?;
     let workers = Arc::new(workers);
@@ -214,8 +215,10 @@ mod tests {
         std::fs::write(&worker, text).expect("written");
         std::fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).expect("permissions");
         let workers = Workers::new(worker, "driver".into(), Vec::new(), &[], &Limits::default(), None, None);
-        let (workers, capacity) =
-            (Arc::new(workers.expect("workers")), Capacity::new(WAITING).expect("descriptors"));
+        let (workers, capacity) = (
+            Arc::new(workers.expect("workers")),
+            Capacity::new(WAITING, SESSION_FILES).expect("descriptors"),
+        );
         let local = Local { workers, capacity: capacity.clone(), waiting: Waiting::new(4) };
         let connect = || {
             let (ours, theirs) = UnixStream::pair().expect("a connection");
@@ -251,7 +254,7 @@ mod tests {
         std::fs::set_permissions(&worker, PermissionsExt::from_mode(0o755)).expect("permissions");
         let workers = Workers::new(worker, "driver".into(), Vec::new(), &[], &Limits::default(), None, None);
         let workers = Arc::new(workers.expect("workers"));
-        let capacity = Capacity::new(WAITING).expect("descriptors");
+        let capacity = Capacity::new(WAITING, SESSION_FILES).expect("descriptors");
         let local = Local { workers, capacity: capacity.clone(), waiting: Waiting::new(WAITING) };
         let until = |is_so: &dyn Fn() -> bool| {
             let end = Instant::now() + Duration::from_secs(60);

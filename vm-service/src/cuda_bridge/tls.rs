@@ -14,7 +14,7 @@ use rustix::net::sockopt;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use vm_bridge::wire::code;
 
@@ -102,7 +102,7 @@ impl Server {
         // The peer's address counts as known as long as the connection lasts.
         entered.know();
         let certificate = connection.peer_certificates().and_then(|certificates| certificates.first());
-        let peer = Peer::Certificate(certificate.ok_or(io::ErrorKind::PermissionDenied)?.as_ref().into());
+        let peer = peer(certificate.ok_or(io::ErrorKind::PermissionDenied)?)?;
         let Some(_reserved) = self.capacity.reserve(&peer, Amount::TLS) else {
             if let Err(error) = refuse(&mut connection, stream) {
                 tracing::debug!(%error, "a program does not read why it is refused");
@@ -116,6 +116,12 @@ impl Server {
         self.gateway.accept(theirs.into(), peer);
         Ok(pump(&mut connection, stream, &ours))
     }
+}
+
+/// Returns who shows a certificate.
+fn peer(certificate: &CertificateDer<'_>) -> io::Result<Peer> {
+    let certificate = ParsedCertificate::try_from(certificate).map_err(io::Error::other)?;
+    Ok(Peer::Key(certificate.subject_public_key_info().as_ref().into()))
 }
 
 /// Answers a program's first request with an error, and closes the connection.
@@ -328,4 +334,23 @@ fn read(path: &Path, option: &str) -> Result<Vec<u8>, String> {
     const MOST: u64 = 4 << 20;
     vm_files::regular::read(path, MOST)
         .map_err(|error| format!("cannot read {}, which {option} names: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    #[test]
+    fn certificates_of_one_key_are_one_peer() {
+        let keys = [(); 2].map(|()| KeyPair::generate().expect("a key"));
+        let of = |key: &KeyPair, name: &str| {
+            let parameters = CertificateParams::new([name.to_owned()]).expect("parameters");
+            peer(parameters.self_signed(key).expect("a certificate").der()).expect("a key")
+        };
+        assert_eq!(of(&keys[0], "one"), of(&keys[0], "two"));
+        assert_ne!(of(&keys[0], "one"), of(&keys[1], "one"));
+        assert!(peer(&CertificateDer::from_slice(&[0x30, 0x00])).is_err());
+    }
 }

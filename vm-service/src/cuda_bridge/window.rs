@@ -198,11 +198,14 @@ impl Parts {
             parts.fold((0, 0), |(count, bytes), (start, part)| (count + 1, bytes + (part.end - start)))
         };
         let ((count, used), (own_count, own)) = (sum(&|_| true), sum(&|part| part.owner == owner));
-        let is_too_much = is_lane && (len > bytes / 8 || sum(&|part| part.is_lane).1 + len > bytes / 2);
-        if is_too_much
-            || !is_within_share(own, len, bytes - used)
-            || !is_within_share(own_count, 1, PARTS - count)
-        {
+        if is_lane {
+            let own = sum(&|part| part.is_lane && part.owner == owner).1;
+            let free = (bytes / 2).saturating_sub(sum(&|part| part.is_lane).1);
+            if len > bytes / 8 || !is_within_share(own, len, free) {
+                return None;
+            }
+        }
+        if !is_within_share(own, len, bytes - used) || !is_within_share(own_count, 1, PARTS - count) {
             return None;
         }
         let mut start = 0;
@@ -302,13 +305,14 @@ mod tests {
         let window = window(16);
         let lane = |pages: u64| take(&window, pages, A, true).is_some();
         assert!(!lane(3));
-        assert_eq!([(); 5].map(|()| lane(2)), [true, true, true, true, false]);
-        assert_eq!(take(&window, 7, B, false), Some(8));
+        assert_eq!([(); 4].map(|()| lane(2)), [true, true, true, false]);
+        assert_eq!(take(&window, 1, B, true), Some(6), "one session does not get all of that half");
+        assert_eq!(take(&window, 6, B, false), Some(7));
         window.ends();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| take(&window, 6, A, false));
             window.forget(B, true);
-            assert_eq!(waits.join().expect("a thread"), Some(8));
+            assert_eq!(waits.join().expect("a thread"), Some(6));
         });
     }
 

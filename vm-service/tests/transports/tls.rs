@@ -49,7 +49,7 @@ fn programs_without_the_right_certificates_are_refused_and_told_why() {
     check("another name", &[], "127.0.0.1", "not valid for name", "refused");
     check("no certificate", &[("CERTIFICATE", "")], "localhost", "VM_BRIDGE_CERTIFICATE names no file", "");
     check("no key", &[("KEY", "add")], "localhost", "which VM_BRIDGE_KEY names, is no key", "");
-    check("another key", &[("KEY", "expired.key")], "localhost", "don't fit each other", "");
+    check("another key", &[("KEY", "expired.key")], "localhost", "they must belong together", "");
     check("no authority", &[("CA", "server.key")], "localhost", "has no certificate", "");
     assert!(place.run(Way::Tls, "add", "").contains("wrong: 0"));
 }

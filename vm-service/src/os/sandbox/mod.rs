@@ -42,8 +42,8 @@ pub(crate) use files::{Nodes, restrict_to};
 pub(crate) use sys::{end_with_parent, inherit_standard, join_cgroup};
 pub(crate) use threads::{is_alone, spawn};
 
-/// Descriptors that a worker may have: those of a GPU's driver are dozens.
-pub(crate) const WORKER_FILES: u64 = 1024;
+/// Descriptors that a worker may have: one for each of at most 1,024 lanes, and dozens of a GPU's driver.
+pub(crate) const WORKER_FILES: u64 = 2048;
 /// Threads that a worker with a user of its own may have.
 const THREADS: u64 = 4096;
 /// How far its first stack may grow.

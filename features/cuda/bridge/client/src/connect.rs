@@ -174,7 +174,9 @@ impl Place {
         connection.write_all(&bytes)?;
         match connection.word()? {
             0 => Ok(connection),
-            full if full == u64::from(code::NO_DEVICE) => Err(io::Error::other(FULL)),
+            full if full == u64::from(code::NO_DEVICE) && matches!(preamble, Preamble::Session) => {
+                Err(io::Error::other(FULL))
+            }
             code => Err(io::Error::other(Refused(code as u32))),
         }
     }

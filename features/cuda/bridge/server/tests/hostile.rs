@@ -12,7 +12,7 @@ use vm_bridge::calls::{MODES, Mode};
 use vm_bridge::orders;
 use vm_bridge::ring::Taken;
 use vm_bridge::server::{Driver, Exports, Lane, Pot, SLOT, Session, serve};
-use vm_bridge::wire::{Header, VERSION, control, own, put};
+use vm_bridge::wire::{Header, VERSION, code, control, own, put};
 use vm_cuda_api::{FUNCTIONS, number};
 
 /// Keeps the driver's library built.
@@ -113,6 +113,20 @@ fn what_is_no_order_or_no_frame_ends_the_connection() {
             { &ours }.write_all(&[&frame[..], &[0; 8]].concat()).expect("a frame");
         }
     });
+}
+
+#[test]
+fn a_lane_whose_file_was_dropped_is_refused_and_the_session_goes_on() {
+    let (near, far) = UnixStream::pair().expect("a connection");
+    let session = session();
+    let server = std::thread::spawn(move || serve(&far, &session));
+    for kind in [control::LANE, control::RING, control::CALLBACKS, control::WINDOW] {
+        assert_eq!(order(&near, [kind, 0, 0, 0], None), Some(code::OUT_OF_MEMORY.into()));
+    }
+    let (_ours, theirs) = UnixStream::pair().expect("a lane");
+    assert_eq!(order(&near, [control::LANE, 0, 0, 0], Some(&theirs)), Some(0));
+    drop(near);
+    server.join().expect("the server").expect("a session");
 }
 
 /// Calls that may take as long as the device does, or that the fake driver, which has no memory protection of its own, takes at their word.

@@ -145,7 +145,11 @@ fn to_host(
     }
     check_device(&client, from, len)?;
     let parts = caller::bytes_mut(to, len).chunks_mut(PART_BACK).enumerate();
-    client.ask_many(number, len, parts.map(|(at, part)| (head(from, at * PART_BACK, part.len(), of, 0), part)))
+    client.ask_many(
+        number,
+        len,
+        parts.map(|(at, part)| (head(from, at * PART_BACK, part.len(), of, 0), part)),
+    )
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(number: usize, words: &[usize]) -> Result<(), u32> {

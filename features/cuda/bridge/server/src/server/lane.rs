@@ -90,6 +90,10 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 memory.iter().flatten().for_each(|word| put(&mut answer, *word));
                 memory.err().unwrap_or(0)
             }
+            // Files that don't arrive were dropped by Linux: this process may open no more.
+            ([control::LANE | control::RING | control::CALLBACKS | control::WINDOW, ..], ..) => {
+                code::OUT_OF_MEMORY
+            }
             _ => return Err(Malformed.into()),
         };
         // What NVML says is no matter of another driver's.
