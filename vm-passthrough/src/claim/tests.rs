@@ -16,10 +16,12 @@ use crate::readiness::holders;
 use crate::sim::{SimDrivers, SimFunction, SimHost};
 use crate::{Host, PassthroughManager};
 
+mod binding;
 mod damaged;
 mod locks;
 mod lost;
 mod orphans;
+mod recovery;
 mod resets;
 mod resizing;
 mod shared;
@@ -110,6 +112,11 @@ fn ledger_files(sim: &SimHost) -> Vec<String> {
 
 fn within(deadline: Duration) -> ClaimOptions {
     ClaimOptions { deadline, lock_deadline: deadline, ..ClaimOptions::default() }
+}
+
+/// Claims `target` as a process that is killed leaves it.
+fn leave_claim(host: &Host, target: PciAddress) {
+    drop(take(host, target, &within(LONG), || crate::pci::scan(host)).unwrap());
 }
 
 fn persistent() -> ClaimOptions {
@@ -363,6 +370,28 @@ fn a_cancelled_claim_undoes_all() {
 }
 
 #[test]
+fn a_derived_cancel_handle_is_requested_with_either_source() {
+    let (cancel, flag) = (Cancel::default(), Arc::new(AtomicBool::default()));
+    let source = flag.clone();
+    let derived = cancel.or(move || source.load(Ordering::SeqCst));
+    assert_eq!(cancel, cancel.clone());
+    assert_ne!(cancel, derived);
+    let requested = || (cancel.is_requested(), derived.is_requested());
+    assert_eq!(requested(), (false, false));
+    flag.store(true, Ordering::SeqCst);
+    assert_eq!(requested(), (false, true));
+    flag.store(false, Ordering::SeqCst);
+    assert_eq!(requested(), (false, false));
+    cancel.request();
+    assert_eq!(requested(), (true, true));
+
+    let cancel = Cancel::default();
+    let derived = cancel.or(|| false);
+    derived.request();
+    assert_eq!((cancel.is_requested(), derived.is_requested()), (false, true));
+}
+
+#[test]
 fn what_could_not_be_undone_is_undone_later() {
     let sim = new_sim();
     let before = bindings(&sim);
@@ -483,6 +512,14 @@ fn persistent_claims_live_until_released() {
     other.claim(gpu(), &ClaimOptions::default()).unwrap();
     drop(other);
     assert!(on_vfio(&sim, &[gpu(), audio(), usb()]));
+
+    // The process that makes one holds it until it hands it over.
+    let made = user.begin_claim(nvme(), &persistent()).unwrap().make().unwrap();
+    let mut other = manager(host.clone());
+    fails(other.claim(nvme(), &ClaimOptions::default()), &["(tester), until it is released"]);
+    drop(made);
+    fails(other.claim(nvme(), &persistent()), &["(tester), which has ended, until it is released"]);
+    release(&mut other, nvme()).unwrap();
 
     // It covers what it covers.
     sim.add(&SimFunction::network(address("0000:01:01.0")).group(1)).unwrap();

@@ -65,6 +65,7 @@ mod tests {
     #[test]
     fn a_device_is_found_where_it_decodes_now() {
         let map = BarMap::default();
+        assert_eq!((map.len(), map.is_empty()), (0, true));
         let (one, two): (PciAddress, PciAddress) =
             ("0000:65:00.0".parse().unwrap(), "0000:65:00.1".parse().unwrap());
         let bar = |bar, address| DecodedBar { bar, address, size: 0x1000, io: false };
@@ -77,6 +78,7 @@ mod tests {
         let port = |port| map.find_port(port).map(|hit| (hit.device, hit.bar, hit.offset));
         assert_eq!((port(0xbfff), port(0xc01f), port(0xc020)), (None, Some((one, 1, 0x1f)), None));
         check(0xc000, None);
+        assert_eq!((map.len(), map.is_empty()), (3, false));
         map.set(two, &[bar(0, 0xc000_0000)]);
         check(0xbfff_ffff, None);
         check(0xc000_0fff, Some((one, 0, 0xfff)));

@@ -245,6 +245,8 @@ mod tests {
         };
         check(None, &[(5, 1), (9, 1)], None);
         check(Some(100), &[(5, 1), (9, 1)], None);
+        // Exactly half of them.
+        check(Some(28), &[(5, 1), (9, 1)], None);
         check(Some(27), &[(3, 2), (5, 2)], None);
         check(Some(8), &[(1, 5), (2, 8)], None);
         check(Some(2), &[(1, 5), (1, 9)], None);

@@ -61,3 +61,25 @@ impl fmt::Debug for Gate {
         f.debug_struct("Gate").field("open", &self.is_open()).field("idle", &idle).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_waits_for_an_access_until_the_deadline() {
+        let gate = Gate::default();
+        assert!(gate.enter().is_none());
+        gate.open();
+        let access = gate.enter().unwrap();
+        let (deadline, start) = (Duration::from_millis(20), Instant::now());
+        let closed = gate.close(deadline);
+        assert!(start.elapsed() >= deadline);
+        assert!(matches!(closed, Err(DeviceError::Stuck { deadline: of }) if of == deadline), "{closed:?}");
+        assert!(!gate.is_open() && gate.enter().is_none());
+        drop(access);
+        gate.close(Duration::ZERO).unwrap();
+        gate.open();
+        assert!(gate.enter().is_some());
+    }
+}

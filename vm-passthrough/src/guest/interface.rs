@@ -314,3 +314,45 @@ impl<D: PassthroughDevice + ?Sized> ConfigAccess for D {
         self.config_write(offset, data);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Implements the required methods only.
+    #[derive(Debug)]
+    struct Minimal;
+
+    impl PassthroughDevice for Minimal {
+        fn address(&self) -> PciAddress {
+            "0000:65:00.0".parse().unwrap()
+        }
+        fn attach(&self) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn detach(&self) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn config_read(&self, _offset: u16, data: &mut [u8]) {
+            data.fill(0xff);
+        }
+        fn config_write(&self, _offset: u16, _data: &[u8]) {}
+        fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
+            data.fill(0xff);
+            Ok(())
+        }
+        fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn reset(&self) -> Result<(), DeviceError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_device_without_error_reporting_sends_no_message() {
+        for severity in [ErrorSeverity::NonFatal, ErrorSeverity::Fatal] {
+            assert!(!Minimal.report_error(severity), "{severity}");
+        }
+    }
+}

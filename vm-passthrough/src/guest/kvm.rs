@@ -79,11 +79,8 @@ impl KvmVmm {
                 memory: Arc::new(SharedMemory::new(region.get_mmap())),
             })
             .collect();
-        let limit = |cap, default| {
-            u32::try_from(vm.check_extension_int(cap)).ok().filter(|&n| n > 0).unwrap_or(default)
-        };
-        let slots = Slots::new(limit(Cap::NrMemslots, 32), most);
-        let routes = Routes::new(limit(Cap::IrqRouting, 1024));
+        let slots = Slots::new(limit(vm.check_extension_int(Cap::NrMemslots), 32), most);
+        let routes = Routes::new(limit(vm.check_extension_int(Cap::IrqRouting), 1024));
         let vmm = Arc::new(Self {
             vm,
             memory,
@@ -216,18 +213,7 @@ impl Vmm for KvmVmm {
         }
         if vfio.device.is_none() {
             let mut create = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
-            match self.vm.create_device(&mut create) {
-                Ok(device) => vfio.device = Some(device),
-                Err(error) if error.errno() == libc::ENODEV => {
-                    tracing::warn!(
-                        "this Linux kernel's KVM knows no VFIO devices (CONFIG_KVM_VFIO): DMA is taken to be cache-coherent"
-                    );
-                    return Ok(());
-                }
-                Err(error) => {
-                    return Err(VmmError::new("create KVM's VFIO device", error));
-                }
-            }
+            vfio.device = if_supported(self.vm.create_device(&mut create))?;
         }
         if let Some(device) = &vfio.device {
             self.set_vfio_file(device, KVM_DEV_VFIO_FILE_ADD, fd)
@@ -331,6 +317,101 @@ impl fmt::Debug for KvmVmm {
     }
 }
 
+/// A limit that KVM returned for a capability, or `default` if it does not know the capability.
+fn limit(returned: i32, default: u32) -> u32 {
+    u32::try_from(returned).ok().filter(|&limit| limit > 0).unwrap_or(default)
+}
+
+/// KVM's VFIO device; `None` where the Linux kernel has none.
+fn if_supported(created: Result<DeviceFd, kvm_ioctls::Error>) -> Result<Option<DeviceFd>, VmmError> {
+    match created {
+        Ok(device) => Ok(Some(device)),
+        Err(error) if error.errno() == libc::ENODEV => {
+            tracing::warn!(
+                "this Linux kernel's KVM knows no VFIO devices (CONFIG_KVM_VFIO): DMA is taken to be cache-coherent"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(VmmError::new("create KVM's VFIO device", error)),
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use kvm_ioctls::Kvm;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    /// A guest without RAM, where /dev/kvm opens.
+    fn guest() -> Option<Arc<KvmVmm>> {
+        let kvm = Kvm::new().inspect_err(|error| eprintln!("skipped: /dev/kvm does not open: {error}"));
+        let vm = Arc::new(kvm.ok()?.create_vm().unwrap());
+        Some(KvmVmm::new(vm, GuestMemoryMmap::default()).unwrap())
+    }
+
+    #[test]
+    fn a_limit_that_kvm_does_not_know_has_a_default() {
+        for (returned, expect) in [(-1, 32), (0, 32), (1, 1), (509, 509)] {
+            assert_eq!(limit(returned, 32), expect, "{returned}");
+        }
+    }
+
+    #[test]
+    fn slots_are_numbered_from_zero_up_to_the_capacity() {
+        let mut slots = Slots::new(3, SLOT_BYTES);
+        let taken = [(); 4].map(|()| slots.take());
+        let none = Err("all 3 memory slots of KVM are used".to_owned());
+        assert_eq!(taken, [Ok(0), Ok(1), Ok(2), none]);
+        slots.free.push(1);
+        assert_eq!(slots.take(), Ok(1));
+    }
+
+    #[test]
+    fn only_a_kernel_without_vfio_devices_does_without() {
+        let created = |errno| if_supported(Err(kvm_ioctls::Error::new(errno)));
+        assert!(matches!(created(libc::ENODEV), Ok(None)));
+        for errno in [libc::EBUSY, libc::EMFILE, libc::EPERM] {
+            let error = created(errno).unwrap_err().to_string();
+            assert!(error.contains("create KVM's VFIO device"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_vfio_file_is_kept_until_the_last_device_removes_it() {
+        let Some(vmm) = guest() else { return };
+        let file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let fd = file.as_raw_fd();
+        let users = || lock(&vmm.vfio).files.get(&fd).copied();
+        // KVM takes no other files than VFIO's, so the first device's is added here.
+        lock(&vmm.vfio).files.insert(fd, 1);
+        for expect in [2, 3] {
+            vmm.add_vfio_file(file.as_fd()).unwrap();
+            assert_eq!(users(), Some(expect));
+        }
+        for expect in [Some(2), Some(1), None, None] {
+            vmm.remove_vfio_file(file.as_fd()).unwrap();
+            assert_eq!(users(), expect);
+        }
+    }
+
+    #[test]
+    fn a_file_that_kvm_refuses_is_not_counted() {
+        let Some(vmm) = guest() else { return };
+        let file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let added = vmm.add_vfio_file(file.as_fd());
+        if lock(&vmm.vfio).device.is_none() {
+            eprintln!("skipped: this Linux kernel's KVM has no VFIO device");
+            return;
+        }
+        let error = added.unwrap_err().to_string();
+        assert!(error.contains("tell KVM of a VFIO file"), "{error}");
+        assert!(lock(&vmm.vfio).files.is_empty());
+    }
 }

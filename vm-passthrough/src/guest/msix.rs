@@ -44,9 +44,9 @@ impl MsixTable {
         for (index, (place, &byte)) in places.iter_mut().zip(data).enumerate() {
             // Of vector control, bits other than the mask are reserved and read zero.
             *place = match (start + index) % ENTRY {
+                ..CONTROL => byte,
                 CONTROL => byte & MSIX_ENTRY_CTRL_MASKBIT,
-                at if at > CONTROL => 0,
-                _ => byte,
+                _ => 0,
             };
         }
         let last = start.checked_add(len.checked_sub(1)?)?;

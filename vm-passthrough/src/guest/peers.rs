@@ -368,3 +368,130 @@ impl Drop for Owner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iommu::IovaRange;
+    use crate::sim::{SimLog, SimSpace};
+    use crate::vfio::{HostMemory, Result};
+
+    /// An address space with so many mappings left, whose maps fail with an error number.
+    #[derive(Debug)]
+    struct Limited {
+        backend: Backend,
+        left: Option<u64>,
+        errno: Option<i32>,
+    }
+
+    impl AddressSpace for Limited {
+        fn backend(&self) -> Backend {
+            self.backend
+        }
+
+        fn iova_ranges(&self) -> Result<Vec<IovaRange>> {
+            Ok(vec![])
+        }
+
+        fn entries_left(&self) -> Result<Option<u64>> {
+            Ok(self.left)
+        }
+
+        fn mapped_from(&self, _iova: u64) -> Option<u64> {
+            None
+        }
+
+        fn map(&self, _iova: u64, _memory: Arc<dyn Mapping>, _permission: DmaPermission) -> Result<()> {
+            let failed = |errno| VfioError::System {
+                operation: "IOMMU_IOAS_MAP",
+                path: "/dev/iommu".into(),
+                source: io::Error::from_raw_os_error(errno),
+                remedy: "none",
+            };
+            self.errno.map_or(Ok(()), |errno| Err(failed(errno)))
+        }
+
+        fn unmap(&self, _iova: u64) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Memory of two pieces and a half.
+    fn memory() -> Arc<dyn Mapping> {
+        Arc::new(HostMemory::new(PIECE as usize * 5 / 2).unwrap())
+    }
+
+    /// Maps something that takes this many mappings in all.
+    fn map(space: Limited, entries: Option<u64>) -> Result<(), String> {
+        Job { id: 0, space: Arc::new(space), iova: 0, memory: Some(memory()), entries }.run()
+    }
+
+    #[test]
+    fn half_of_the_mappings_are_left_to_ram() {
+        let limited = |left| Limited { backend: Backend::Group, left, errno: None };
+        for (left, needed, fits) in
+            [(10, 4, true), (10, 5, true), (10, 6, false), (11, 5, true), (11, 6, false), (0, 1, false)]
+        {
+            let mapped = map(limited(Some(left)), Some(needed));
+            assert_eq!(mapped.is_ok(), fits, "{needed} of {left}");
+            let reason = format!("{needed} mappings are needed, and of {left} that are left");
+            assert!(mapped.err().is_none_or(|error| error.contains(&reason)));
+        }
+        // The later pieces, and an address space without a limit.
+        assert_eq!(map(limited(Some(0)), None), Ok(()));
+        assert_eq!(map(limited(None), Some(1 << 20)), Ok(()));
+    }
+
+    #[test]
+    fn only_a_kernel_that_maps_no_bars_through_iommufd_is_named() {
+        for (backend, errno, named) in [
+            (Backend::Iommufd, libc::EFAULT, true),
+            (Backend::Iommufd, libc::EINVAL, false),
+            (Backend::Group, libc::EFAULT, false),
+        ] {
+            let error = map(Limited { backend, left: None, errno: Some(errno) }, None).unwrap_err();
+            assert_eq!(error.contains("maps no BARs for DMA through iommufd"), named, "{error}");
+            assert_eq!(error.contains("IOMMU_IOAS_MAP"), !named, "{error}");
+        }
+    }
+
+    #[test]
+    fn mappings_are_counted_before_the_first_piece() {
+        let space = Arc::new(Limited { backend: Backend::Group, left: None, errno: None });
+        let part = Exposed {
+            space,
+            guest: 0x10_0000,
+            memory: memory(),
+            mapped: 0,
+            state: State::Wanted,
+            stuck: None,
+        };
+        let mut inner = Inner { exposed: BTreeMap::from([(7, part)]), ..Inner::default() };
+        inner.devices = [0x65, 0x66].map(|bus| PciAddress::new(0, bus, 0, 0).unwrap()).into();
+        for (piece, entries) in [(0, Some(3)), (1, None), (2, None)] {
+            let job = inner.job().unwrap();
+            assert_eq!((job.id, job.iova, job.entries), (7, 0x10_0000 + piece * PIECE, entries));
+            inner.note(&job, Ok(()));
+        }
+        assert!(inner.job().is_none());
+    }
+
+    #[test]
+    fn nothing_is_mapped_once_the_last_clone_is_gone() {
+        let space = SimSpace::new(vec![0..=u64::MAX], &SimLog::default());
+        let peers = PeerDma::new().unwrap();
+        for bus in [0x65, 0x66] {
+            peers.join(PciAddress::new(0, bus, 0, 0).unwrap());
+        }
+        peers.expose(space.clone(), 0x10_0000, memory());
+        let deadline = Instant::now() + DEADLINE;
+        while peers.report().waiting > 0 && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert_eq!(space.maps().len(), 3);
+        drop(peers.clone());
+        assert_eq!(space.maps().len(), 3);
+        drop(peers);
+        assert_eq!(space.maps(), []);
+    }
+}

@@ -187,18 +187,23 @@ impl Routes {
 /// The routes that KVM makes with its interrupt controllers (`default_routing` in the Linux kernel's
 /// `arch/x86/kvm`): every GSI to the I/O APIC's pin of the same number, the first 16 to the 8259s too.
 fn chip_entries() -> Vec<kvm_irq_routing_entry> {
-    let mut entries = Vec::with_capacity(CHIP_ENTRIES as usize);
-    for gsi in 0..IOAPIC_PINS {
-        entries.push(chip_entry(gsi, KVM_IRQCHIP_IOAPIC, gsi));
-        if gsi < ISA_LINES {
-            let chip = if gsi < 8 { KVM_IRQCHIP_PIC_MASTER } else { KVM_IRQCHIP_PIC_SLAVE };
-            entries.push(chip_entry(gsi, chip, gsi % 8));
-        }
-    }
-    entries
+    chip_pins().into_iter().map(chip_entry).collect()
 }
 
-fn chip_entry(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
+/// GSI, interrupt controller and its pin for each of these routes.
+fn chip_pins() -> Vec<(u32, u32, u32)> {
+    let mut pins = Vec::with_capacity(CHIP_ENTRIES as usize);
+    for gsi in 0..IOAPIC_PINS {
+        pins.push((gsi, KVM_IRQCHIP_IOAPIC, gsi));
+        if gsi < ISA_LINES {
+            let chip = if gsi < 8 { KVM_IRQCHIP_PIC_MASTER } else { KVM_IRQCHIP_PIC_SLAVE };
+            pins.push((gsi, chip, gsi % 8));
+        }
+    }
+    pins
+}
+
+fn chip_entry((gsi, irqchip, pin): (u32, u32, u32)) -> kvm_irq_routing_entry {
     let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
     entry.u.irqchip.irqchip = irqchip;
     entry.u.irqchip.pin = pin;
@@ -211,4 +216,22 @@ fn msi_entry(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
     entry.u.msi.address_hi = (message.address >> 32) as u32;
     entry.u.msi.data = message.data;
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupt_controllers_have_the_routes_that_kvm_gives_them() {
+        let pins_of = |chip| {
+            let pins = chip_pins().into_iter().filter(move |(_, of, _)| *of == chip);
+            pins.map(|(gsi, _, pin)| (gsi, pin)).collect::<Vec<_>>()
+        };
+        let from = |first: u32, count: u32| (0..count).map(|pin| (first + pin, pin)).collect::<Vec<_>>();
+        assert_eq!(pins_of(KVM_IRQCHIP_IOAPIC), from(0, 24));
+        assert_eq!(pins_of(KVM_IRQCHIP_PIC_MASTER), from(0, 8));
+        assert_eq!(pins_of(KVM_IRQCHIP_PIC_SLAVE), from(8, 8));
+        assert_eq!(chip_entries().len(), 40);
+    }
 }

@@ -156,20 +156,26 @@ impl Capacity {
         self.0.used().is_empty()
     }
 
-    /// Reserves an amount for a peer until the answer is dropped; `None` when that exceeds its share. The last program's descriptors are for a peer that has no
-    /// program yet.
+    /// Reserves an amount for a peer until the answer is dropped; `None` when that exceeds its share. A peer's first program may take the last free place and
+    /// descriptors; all else leaves enough for one program.
     pub(super) fn reserve(&self, peer: &Peer, wanted: Amount) -> Option<Reserved> {
         let mut used = self.0.used();
         let sum = |of: fn(&Amount) -> usize| used.values().map(of).sum::<usize>();
         let held = used.get(peer).copied().unwrap_or_default();
-        let fits = |held: usize, wanted: usize, free: usize| {
-            wanted == 0 || is_within_share(held as u64, wanted as u64, free as u64)
+        let is_within = |held: usize, wanted: usize, free: usize| {
+            is_within_share(held as u64, wanted as u64, free as u64)
         };
-        let all = &self.0.all;
-        let kept = if held.programs > 0 { self.0.program } else { 0 };
-        if !fits(held.programs, wanted.programs, all.programs.saturating_sub(sum(|of| of.programs)))
-            || !fits(held.files, wanted.files, (all.files - kept).saturating_sub(sum(|of| of.files)))
-        {
+        let Inner { all, program, .. } = &*self.0;
+        let programs = all.programs.saturating_sub(sum(|of| of.programs));
+        let files = all.files.saturating_sub(sum(|of| of.files));
+        let left = files.checked_sub(wanted.files)?;
+        let has_program = match (held.programs, wanted.programs) {
+            (_, 0) => true,
+            (0, 1) => programs > 0,
+            (held, wanted) => is_within(held, wanted, programs),
+        };
+        let is_first = held.files + wanted.files <= *program;
+        if !has_program || !is_first && (left < *program || !is_within(held.files, wanted.files, files)) {
             return None;
         }
         let held = used.entry(peer.clone()).or_default();

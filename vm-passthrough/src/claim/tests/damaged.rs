@@ -58,8 +58,8 @@ fn is_kept(sim: &SimHost, host: &Host, what: &str) {
     let mut other = manager(host.clone());
     let recovery = other.recover().unwrap();
     assert_eq!((recovery.recovered.len(), recovery.failed.len()), (0, 1), "{what}");
-    other.claim(nvme(), &within(LONG)).unwrap();
-    release(&mut other, nvme()).unwrap();
+    other.claim(nvme(), &ClaimOptions { persistent: true, ..within(LONG) }).unwrap();
+    release(&mut manager(host.clone()), nvme()).unwrap();
     assert_eq!(bindings(sim), before, "{what}");
     assert_eq!(path.is_file().then(|| fs::read(&path).unwrap()), kept, "{what}");
 }

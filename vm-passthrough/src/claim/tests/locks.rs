@@ -1,5 +1,7 @@
 //! Concurrent claims: a driver that never returns delays only its own device, and no claim sees another half made.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
@@ -8,6 +10,7 @@ use std::time::Instant;
 use super::*;
 use crate::ledger::crash::At;
 use crate::ledger::{self, LedgerEntry};
+use crate::pci;
 
 const CHILD: &str = "VM_PASSTHROUGH_TEST_STUCK";
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -79,6 +82,74 @@ fn what_cannot_be_locked_is_an_error_of_the_ledger() {
     assert!(matches!(&claimed, Err(ManagerError::Claim(ClaimError::Ledger(_)))), "{claimed:?}");
     let shared = manager.share(gpu());
     assert!(matches!(&shared, Err(ManagerError::Claim(ClaimError::Ledger(_)))), "{shared:?}");
+}
+
+#[test]
+fn a_surrendered_lock_is_free() {
+    let sim = new_sim();
+    let host = SimDrivers::new(&sim).host();
+    let functions = BTreeSet::from([gpu(), audio()]);
+    let mut locks = FunctionLocks::take(&host, &functions, LONG, Instant::now() + LONG, || false).unwrap();
+    assert!(locks.cover([gpu(), audio()]));
+    assert!(!locks.cover([gpu(), usb()]));
+    locks.surrender(gpu());
+    assert!(!locks.cover([gpu()]) && locks.cover([audio()]));
+    assert!(FunctionLock::take(&host, gpu(), LONG).unwrap().is_some());
+}
+
+/// A claim and a release wait for a claim that another process has not completed, but not past their deadline.
+#[test]
+fn an_incomplete_claim_is_waited_for() {
+    type Act = fn(&Host, Duration) -> Result<(), ClaimError>;
+    let claim: Act = |host, lock_deadline| {
+        let options = ClaimOptions { lock_deadline, ..within(TIMEOUT) };
+        take(host, gpu(), &options, || pci::scan(host)).map(drop)
+    };
+    let release: Act = |host, deadline| release_persistent(host, gpu(), deadline);
+    for (act, is_claim) in [(claim, true), (release, false)] {
+        let sim = new_sim();
+        let (before, host) = (bindings(&sim), SimDrivers::new(&sim).host());
+        let mut owner = manager(host.clone());
+        let tentative = ClaimOptions { persistent: true, tentative: true, ..within(TIMEOUT) };
+        let claimed = owner.claim(gpu(), &tentative).unwrap();
+        let acting = thread::spawn(move || {
+            let waits = Cell::new(0);
+            crash::observe(move |at| {
+                waits.set(waits.get() + usize::from(at == At::Wait));
+                assert!(waits.get() < 1000, "it waits past its deadline");
+            });
+            let hurried = act(&host, SHORT);
+            // The owner completes its claim at the first wait.
+            let owner = RefCell::new(Some(owner));
+            crash::observe(move |at| {
+                if at == At::Wait
+                    && let Some(mut owner) = owner.take()
+                {
+                    owner.keep(std::slice::from_ref(&claimed)).unwrap();
+                }
+            });
+            (hurried, act(&host, TIMEOUT))
+        });
+        let (hurried, patient) = acting.join().unwrap();
+        assert!(matches!(&hurried, Err(ClaimError::InProgress { releasing: false, .. })), "{hurried:?}");
+        patient.unwrap();
+        assert_eq!(on_vfio(&sim, &[gpu(), audio(), usb()]), is_claim);
+        assert_eq!(bindings(&sim) == before, !is_claim);
+    }
+}
+
+#[test]
+fn a_release_is_recorded_before_its_first_write() {
+    let sim = new_sim();
+    let drivers = SimDrivers::new(&sim);
+    let mut manager = manager(drivers.host());
+    manager.claim(gpu(), &within(TIMEOUT)).unwrap();
+    let (host, seen) = (drivers.host(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
+    let sink = seen.clone();
+    drivers.observe(move || sink.lock().unwrap().push(record(&host, gpu()).entry.releasing));
+    release(&mut manager, gpu()).unwrap();
+    let seen = seen.lock().unwrap();
+    assert!(!seen.is_empty() && seen.iter().all(|&releasing| releasing), "{seen:?}");
 }
 
 fn is_written(drivers: &SimDrivers, path: &str) -> bool {

@@ -57,6 +57,21 @@ fn a_list_that_linux_refuses_gives_way_to_its_own() {
     assert_eq!(bindings(&sim), before);
 }
 
+/// The write that timed out may still take effect, so nothing is written after it.
+#[test]
+fn a_list_that_linux_does_not_take_in_time_is_left() {
+    let sim = sim_with_resets();
+    let before = bindings(&sim);
+    let drivers = SimDrivers::new(&sim);
+    let mut manager = manager(drivers.host());
+    manager.claim(gpu(), &ClaimOptions::default()).unwrap();
+    sim.set(gpu(), "reset_method", "bus\n").unwrap();
+    drivers.fail("reset_method", "flr bus", 1, libc::ETIMEDOUT);
+    release(&mut manager, gpu()).unwrap();
+    assert_eq!(resets(&sim, gpu()), "bus\n");
+    assert_eq!(bindings(&sim), before);
+}
+
 #[test]
 fn no_deadline_is_too_long() {
     let sim = new_sim();

@@ -1,6 +1,7 @@
 //! BARs that are given other sizes while a function is claimed.
 
 use super::*;
+use crate::claim::bind::Binder;
 use crate::pci;
 
 const GIB: u64 = 1 << 30;
@@ -81,6 +82,33 @@ fn a_window_that_is_too_small_is_named_and_all_undone() {
     manager.release(&claim).unwrap();
     assert_eq!((size(&sim), sim.driver_of(gpu()).as_deref()), (Some(8 * GIB), Some("nvidia")));
     assert_eq!(ledger_files(&sim), [""; 0]);
+}
+
+#[test]
+fn a_size_that_does_not_stay_is_noticed() {
+    let sim = new_sim();
+    let (before, drivers) = (bindings(&sim), SimDrivers::new(&sim));
+    let file = sim.device_dir(gpu()).unwrap().join("resource");
+    let resource = fs::read_to_string(&file).unwrap();
+    drivers.observe(move || fs::write(&file, &resource).unwrap());
+    let expect = ["can't give BAR 1 8 GiB", "it has 16 GiB afterwards", "everything is as it was before"];
+    fails(manager(drivers.host()).claim(gpu(), &options(8 * GIB)), &expect);
+    assert_eq!((bindings(&sim), ledger_files(&sim)), (before, vec![]));
+}
+
+/// 1 MiB is the smallest size of a resizable BAR, with the value 0 (PCI Express Base 6.0, 7.8.6.2). The GPU does not support it.
+#[test]
+fn a_size_below_the_smallest_is_rounded_up() {
+    let sim = new_sim();
+    let drivers = SimDrivers::new(&sim);
+    let host = drivers.host();
+    let lock = FunctionLock::take(&host, gpu(), LONG).unwrap().unwrap();
+    let sizes = BTreeMap::from([(1, 4096)]);
+    let taken = Binder::new(&host, LONG).take(&lock, Some("nvidia"), VFIO_DRIVER, &sizes);
+    assert!(matches!(&taken, Err(BindError::Refused { .. })), "{taken:?}");
+    let writes = drivers.writes();
+    let (path, value) = writes.last().unwrap();
+    assert!(path.ends_with("resource1_resize") && value == "0", "{writes:?}");
 }
 
 #[test]

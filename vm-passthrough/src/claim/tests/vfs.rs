@@ -53,6 +53,29 @@ fn they_are_created_claimed_released_and_removed() {
     );
 }
 
+/// As many as it can have are removed, although a process that died had claimed one, and vfio-pci is not loaded.
+#[test]
+fn neither_dead_claims_nor_a_missing_driver_prevent_removal() {
+    let (sim, drivers, address, manager) = physical();
+    let other: PciAddress = "0000:02:00.0".parse().unwrap();
+    sim.add(&SimFunction::nvme(other).group(2).driver("nvme")).unwrap();
+    let options = VfOptions::default();
+    for is_claimed in [true, false] {
+        let made = manager.create_vfs(address, 8, &options).unwrap();
+        assert_eq!(made.len(), 8);
+        if is_claimed {
+            leave_claim(&drivers.host(), made[7]);
+            leave_claim(&drivers.host(), other);
+        } else {
+            sim.delete("sys/bus/pci/drivers/vfio-pci").unwrap();
+            assert!(!manager.explain(made[0]).unwrap().is_ready());
+        }
+        assert_eq!(manager.remove_vfs(address, &options).unwrap(), made);
+        assert_eq!(numvfs(&sim, address), "0\n");
+        assert_eq!(ledger_files(&sim), ["0000:02:00.0.claim"]);
+    }
+}
+
 #[test]
 fn what_is_refused_changes_nothing() {
     let (sim, drivers, address, manager) = physical();

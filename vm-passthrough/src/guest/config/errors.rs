@@ -47,8 +47,8 @@ impl ConfigSpace {
             ErrorSeverity::Fatal => (severities | error, regs::EXP_DEVCTL_FERE),
         };
         self.set32(at + regs::ERR_UNCOR_SEVER, severities);
-        let status = self.get32(at + regs::ERR_UNCOR_STATUS);
-        self.set32(at + regs::ERR_UNCOR_STATUS, status | error);
+        // No other status bit is ever set.
+        self.set32(at + regs::ERR_UNCOR_STATUS, error);
         // The First Error Pointer.
         self.set32(at + regs::ERR_CAP, error.trailing_zeros());
         let control = self.express.map_or(0, |express| self.get16(express + regs::EXP_DEVCTL));

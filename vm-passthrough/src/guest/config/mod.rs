@@ -280,7 +280,7 @@ fn add_extended(builder: &mut Builder<'_>, id: u16, offset: usize) -> bool {
             if !builder.take(offset, 12, EXTENDED_CONFIG_SIZE) {
                 return false;
             }
-            let keep = |offset| Register { offset, width: 4, keep: u32::MAX, ..Register::NONE };
+            let keep = |offset| Register { offset, keep: u32::MAX, ..Register::NONE };
             builder.rows(offset, &[keep(4), keep(8)]);
             true
         }

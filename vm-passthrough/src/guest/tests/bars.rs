@@ -300,3 +300,51 @@ fn a_read_that_fails_behind_the_msix_table_shows_nothing_of_it() {
         assert_eq!(data, [0xff; 8], "{before}");
     }
 }
+
+#[test]
+fn a_region_of_a_size_that_no_bar_has_is_refused() {
+    const MEMORY: u8 = 0x0;
+    const IO: u8 = 0x1;
+    const WIDE: u8 = 0x4;
+    #[track_caller]
+    fn check(register: u8, size: u64, accepted: bool) {
+        let mut config = SimConfig::new(1, 2, 3);
+        config.put(0x10, &[register]);
+        let log = SimLog::default();
+        let sim = SimDeviceBuilder::new(config.bytes()).bar(0, size, &[]);
+        let sim = sim.build("65:00.0".parse().unwrap(), SimSpace::new(vec![], &log)).unwrap();
+        let error = VfioPciDevice::new(sim, SimVmm::new(&[], &log).unwrap()).err();
+        let error = error.map(|error| error.to_string());
+        assert_eq!(error.is_none(), accepted, "{error:?}");
+        assert!(error.iter().all(|error| error.contains(&format!("BAR 0 of {size:#x} bytes"))), "{error:?}");
+    }
+    // Memory: 16 bytes to 2 GiB, or more with 64 address bits.
+    check(MEMORY, 8, false);
+    check(MEMORY, 16, true);
+    check(MEMORY, 24, false);
+    check(MEMORY, 1 << 31, true);
+    check(MEMORY, 1 << 32, false);
+    check(WIDE, 8, false);
+    check(WIDE, 16, true);
+    check(WIDE, 1 << 32, true);
+    // Ports: 4 bytes to 64 KiB.
+    check(IO, 2, false);
+    check(IO, 4, true);
+    check(IO, 1 << 16, true);
+    check(IO, 1 << 17, false);
+}
+
+/// The last BAR has no register left for the upper half of an address.
+#[test]
+fn the_last_bar_has_32_address_bits_whatever_it_states() {
+    let mut config = SimConfig::new(1, 2, 3);
+    config.put(0x24, &[0x4]);
+    let rig = Rig::with(SimDeviceBuilder::new(config.bytes()).bar(5, 1 << 12, &[]));
+    rig.device.attach().unwrap();
+    assert_eq!(rig.read32(0x24), 0);
+    rig.write32(0x24, u32::MAX);
+    assert_eq!((rig.read32(0x24), rig.read32(0x28)), (0xffff_f000, 0));
+    rig.write32(0x24, 0xc000_0000);
+    rig.write16(0x04, 0x2);
+    assert_eq!((rig.find_bar(0xc000_0fff), rig.find_bar(0xc000_1000)), (Some((5, 0xfff)), None));
+}

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::pci::placement;
-use crate::vfio::ErrorSeverity;
+use crate::sim::Fault;
+use crate::vfio::{ErrorSeverity, MSI_IRQ, MSIX_IRQ};
 
 /// All capabilities that the guest finds by the plain list.
 fn capabilities(rig: &Rig) -> Vec<(u8, u8)> {
@@ -478,6 +479,67 @@ fn interrupts_that_vfio_lacks_are_hidden() {
     assert_eq!(shown(1, 0), (vec![(5, 0x40)], 0x180, 0));
     assert_eq!(shown(3, 0), (vec![(5, 0x40)], 0x182, 0));
     assert_eq!(shown(64, 0), (vec![(5, 0x40)], 0x18a, 0));
+}
+
+/// Multiple Message Capable is the binary logarithm of the number of vectors; 6 and 7 are reserved.
+#[test]
+fn msi_has_as_many_vectors_as_the_device_states() {
+    for (stated, shown) in [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 5), (7, 5)] {
+        let rig = patched(|c| _ = c.capability(5, 0x40, &[0x80 | stated << 1, 1]));
+        assert_eq!(rig.read16(0x42), 0x180 | shown << 1, "{stated}");
+    }
+}
+
+#[test]
+fn msi_messages_are_what_the_guest_programs() {
+    // Vector 2 of 4.
+    #[track_caller]
+    fn check(control: u8, registers: &[(u16, u32)], expect: MsiMessage) {
+        let rig = patched(|c| _ = c.capability(5, 0x40, &[control | 2 << 1, 0]));
+        for &(offset, value) in registers {
+            rig.write32(0x40 + offset, value);
+        }
+        rig.write16(0x42, 0x0021);
+        assert!(rig.sim.fire(MSI_IRQ, 2));
+        // The two lowest bits of the data are the vector.
+        assert_eq!(rig.vmm.delivered(), [expect]);
+    }
+    check(0x00, &[(4, 0xfee0_3000), (8, 0x5b59)], MsiMessage { address: 0xfee0_3000, data: 0x5b5a });
+    check(
+        0x80,
+        &[(4, 0xfee0_3000), (8, 0x1234_5678), (12, 0x5b59)],
+        MsiMessage { address: 0x1234_5678_fee0_3000, data: 0x5b5a },
+    );
+}
+
+/// After a failure, only a write to the interrupt's own registers enables its vectors again.
+#[test]
+fn only_writes_of_its_capability_program_an_interrupt() {
+    // Writes back the `len` bytes at `offset`.
+    #[track_caller]
+    fn check(index: u32, (control, enable): (u16, u16), (offset, len): (u16, usize), enabled: usize) {
+        let rig = Rig::new();
+        rig.sim.fail(Fault::SetTriggers);
+        rig.write16(control, enable);
+        rig.sim.heal();
+        assert_eq!(rig.sim.enabled(index), 0);
+        let mut data = [0; 4];
+        rig.device.config_read(offset, &mut data[..len]);
+        rig.device.config_write(offset, &data[..len]);
+        assert_eq!(rig.sim.enabled(index), enabled);
+    }
+    // MSI: all 24 bytes of the capability.
+    let msi = (MSI + 2, 0x0031);
+    check(MSI_IRQ, msi, (MSI - 4, 4), 0);
+    check(MSI_IRQ, msi, (MSI, 4), 8);
+    check(MSI_IRQ, msi, (MSI + 23, 1), 8);
+    check(MSI_IRQ, msi, (MSI + 24, 4), 0);
+    // MSI-X: the control register.
+    let msix = (MSIX + 2, 0x8000);
+    check(MSIX_IRQ, msix, (MSIX, 2), 0);
+    check(MSIX_IRQ, msix, (MSIX + 2, 1), 1);
+    check(MSIX_IRQ, msix, (MSIX + 3, 1), 1);
+    check(MSIX_IRQ, msix, (MSIX + 4, 4), 0);
 }
 
 /// The MSI-X table and the pending bits lie inside a BAR and do not overlap.

@@ -211,9 +211,63 @@ fn a_refused_message_stays_masked_and_can_be_mended() {
     assert_eq!(rig.vmm.delivered(), [message(0)]);
 }
 
+#[test]
+fn a_vector_that_keeps_its_message_is_not_routed_again() {
+    let rig = Rig::new();
+    rig.write16(MSIX + 2, ENABLE);
+    rig.entry(0, message(0), false);
+    rig.vmm.fail(Fault::SetRoute);
+    rig.device.bar_write(2, 0x2008, &message(0).data.to_le_bytes()).unwrap();
+    assert!(rig.device.bar_write(2, 0x2008, &message(1).data.to_le_bytes()).is_err());
+}
+
+#[test]
+fn msix_that_could_be_enabled_only_later_is_disabled() {
+    for noresize in [false, true] {
+        let rig = Rig::msix(4, noresize);
+        rig.sim.fail(Fault::SetTriggers);
+        rig.write16(MSIX + 2, ENABLE);
+        rig.sim.heal();
+        assert_eq!(rig.sim.enabled(MSIX_IRQ), 0);
+        rig.entry(0, message(0), false);
+        assert_eq!(rig.sim.enabled(MSIX_IRQ), 1);
+        rig.write16(MSIX + 2, 0);
+        assert_eq!((rig.sim.enabled(MSIX_IRQ), rig.vmm.routes()), (0, 0));
+    }
+}
+
+#[test]
+fn each_vector_has_its_pending_bit() {
+    let rig = Rig::msix(130, false);
+    rig.write16(MSIX + 2, ENABLE);
+    // 130 vectors have three quadwords of pending bits.
+    let mut expect = [0; 24];
+    for (vector, byte, bit) in [(1, 0, 1), (9, 1, 1), (63, 7, 7), (64, 8, 0), (77, 9, 5), (129, 16, 1)] {
+        rig.entry(vector, message(vector as u32), false);
+        rig.mask(vector, true);
+        assert!(rig.sim.fire(MSIX_IRQ, vector as usize));
+        expect[byte] = 1u8 << bit;
+    }
+    // In one access, by dwords, by bytes.
+    for len in [24, 4, 1] {
+        let mut pending = [0; 24];
+        for (offset, part) in (0x3000..).step_by(len).zip(pending.chunks_mut(len)) {
+            rig.device.bar_read(2, offset, part).unwrap();
+        }
+        assert_eq!(pending, expect, "{len}");
+    }
+}
+
 /// The warnings of one thread, each as its fields.
 #[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
+pub(super) struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Warnings {
+    /// Takes all warnings out.
+    pub(super) fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
 
 impl Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -238,7 +292,7 @@ fn an_interrupt_that_cannot_be_delivered_is_warned_of() {
     let warnings = Warnings::default();
     tracing::subscriber::with_default(warnings.clone(), || {
         let expect = |what: &str| {
-            let found = std::mem::take(&mut *warnings.0.lock().unwrap());
+            let found = warnings.take();
             assert!(found.len() == 1 && found[0].contains(what), "{found:?}");
             assert!(found[0].contains("device=0000:65:00.0"), "{found:?}");
         };

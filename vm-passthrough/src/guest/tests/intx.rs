@@ -228,6 +228,21 @@ fn a_line_that_is_refused_is_left_until_a_reset() {
 }
 
 #[test]
+fn a_pin_that_vfio_does_not_signal_is_disabled() {
+    let rig = rig();
+    rig.device.reset().unwrap();
+    // The route exists and can't be removed.
+    rig.sim.fail(Fault::SetTriggers);
+    rig.vmm.fail(Fault::RemoveRoute);
+    rig.write16(COMMAND, ON);
+    assert_eq!((rig.vmm.routes(), enabled(&rig), disabled(&rig)), (1, [false; 3], true));
+    rig.sim.heal();
+    rig.vmm.heal();
+    rig.device.detach().unwrap();
+    assert_eq!(rig.vmm.routes(), 0);
+}
+
+#[test]
 fn a_guest_that_changes_its_mind_while_the_device_is_taken_keeps_nothing() {
     let rig = rig();
     std::thread::scope(|scope| {

@@ -3,11 +3,12 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
+use kvm_bindings::{KVM_CAP_X2APIC_API, KVM_X2APIC_API_USE_32BIT_IDS, kvm_enable_cap};
 use kvm_ioctls::Kvm;
 use rustix::event::{EventfdFlags, eventfd};
-use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion};
+use vm_memory::{GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, MmapRegion};
 
-use crate::guest::{KvmVmm, MsiMessage, RamRegion, SharedMemory, Vmm as _};
+use crate::guest::{BarHit, DecodedBar, KvmVmm, MsiMessage, RamRegion, SharedMemory, Vmm as _};
 
 fn write(trigger: &OwnedFd) {
     rustix::io::write(trigger, &1u64.to_ne_bytes()).unwrap();
@@ -46,11 +47,13 @@ fn memory_is_mapped_and_unmapped() {
     let Some(vmm) = guest() else { return };
     let ram: Vec<_> = vmm.ram().iter().map(|region| (region.guest, region.memory.len())).collect();
     assert_eq!(ram, [(0, 0x10_0000), (0x1_0000_0000, 0x20_0000)]);
+    assert_eq!(vmm.memory().num_regions(), 2);
     let first = vmm.map(0xc000_0000, memory(0x4000)).unwrap();
     let error = vmm.map(0xc000_3000, memory(0x1000)).unwrap_err().to_string();
     assert!(error.contains("0x1000 bytes at 0xc0003000"), "{error}");
     assert!(vmm.map(0x8_0000, memory(0x1000)).is_err(), "over RAM");
-    assert!(vmm.map(u64::MAX - 0xfff, memory(0x2000)).is_err(), "past the end");
+    let error = vmm.map(u64::MAX - 0xfff, memory(0x2000)).unwrap_err().to_string();
+    assert!(error.contains("0x2000 bytes at 0xfffffffffffff000 are no range of addresses"), "{error}");
     vmm.unmap(first).unwrap();
     assert!(vmm.unmap(first).is_err());
     // The slot is used again.
@@ -133,6 +136,28 @@ fn a_masked_route_keeps_its_interrupt_and_a_bad_message_hurts_no_other() {
     vmm.remove_route(route).unwrap();
     assert!(vmm.set_route(route, Some(message)).is_err());
     assert!(vmm.remove_route(route).is_err());
+}
+
+#[test]
+fn a_message_that_kvm_refuses_is_not_kept() {
+    let Some(vmm) = guest() else { return };
+    // KVM requires bits 39:32 of a message's address to be zero then.
+    let mut enable = kvm_enable_cap { cap: KVM_CAP_X2APIC_API, ..Default::default() };
+    enable.args[0] = KVM_X2APIC_API_USE_32BIT_IDS.into();
+    vmm.vm().enable_cap(&enable).unwrap();
+    let triggers = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+    let routes = triggers.each_ref().map(|trigger| vmm.add_route(trigger.as_fd()).unwrap());
+    let set = |route: usize, address| {
+        let message = Some(MsiMessage { address, data: 0x41 });
+        vmm.set_route(routes[route], message).map_err(|error| error.to_string())
+    };
+    let refused = |route| set(route, 0x1_fee0_0000).unwrap_err().contains("set the interrupt routing table");
+    assert!(refused(0));
+    set(1, 0x100_fee0_0000).unwrap();
+    set(0, 0xfee0_0000).unwrap();
+    // Nor in the place of another message.
+    assert!(refused(0));
+    set(1, 0xfee0_1000).unwrap();
 }
 
 #[test]
@@ -229,4 +254,14 @@ fn ram_comes_and_goes() {
     );
     assert_eq!(ram(), [0, 0x1_0000_0000, 0x2_0000_0000]);
     vmm.add_ram(region(0x8000_0000)).unwrap();
+}
+
+#[test]
+fn bars_are_found_where_the_device_reported_them() {
+    let Some(vmm) = guest() else { return };
+    let device = "0000:65:00.0".parse().unwrap();
+    vmm.bars_changed(device, &[DecodedBar { bar: 2, address: 0xc000_0000, size: 0x1000, io: false }]);
+    assert_eq!(vmm.bars().find(0xc000_0010), Some(BarHit { device, bar: 2, offset: 0x10 }));
+    vmm.bars_changed(device, &[]);
+    assert_eq!(vmm.bars().find(0xc000_0010), None);
 }

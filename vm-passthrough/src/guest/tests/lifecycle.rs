@@ -453,6 +453,7 @@ fn what_the_host_wants_back_is_given_up_without_a_reset() {
     for pulled in [false, true] {
         let rig = Rig::new();
         use_it(&rig);
+        assert!(!rig.device.was_left_unreset());
         rig.sim.want_back();
         if pulled {
             rig.sim.vanish();
@@ -467,6 +468,69 @@ fn what_the_host_wants_back_is_given_up_without_a_reset() {
             assert_eq!(rig.hardware16(4) & 0b100, 0, "it does no DMA any more");
         }
         assert!(matches!(rig.device.attach(), Err(DeviceError::Device(VfioError::WantedBack { .. }))));
+    }
+}
+
+#[test]
+fn only_failures_of_what_the_host_wants_back_are_forgiven() {
+    let rig = Rig::new();
+    use_it(&rig);
+    rig.sim.fail(Fault::DisableIrqs);
+    rig.device.stop().unwrap_err();
+    rig.sim.want_back();
+    rig.device.stop().unwrap();
+    rig.device.detach().unwrap();
+    assert!(rig.device.was_left_unreset());
+    assert_nothing_left(&rig);
+}
+
+#[test]
+fn a_device_that_is_gone_is_warned_of_once() {
+    let warnings = super::interrupts::Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let rig = Rig::new();
+        rig.sim.vanish();
+        for _ in 0..3 {
+            assert_eq!(rig.read32(0), u32::MAX);
+        }
+        let found = warnings.take();
+        assert!(found.len() == 1 && found[0].contains("the device is gone"), "{found:?}");
+    });
+}
+
+/// Accesses that begin once a detach waits come after it.
+#[test]
+fn a_detach_overtakes_accesses_that_begin_after_it() {
+    const VCPUS: u64 = 4;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let wait_for = |is_done: &dyn Fn() -> bool| {
+        while !is_done() && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    };
+    // Several times: without precedence the detach is still first now and then.
+    for _ in 0..4 {
+        let rig = Rig::new();
+        let hold = rig.sim.hold();
+        let state = || format!("{:?}", rig.device);
+        let locks = || state().matches("<locked>").count();
+        let before = locks();
+        std::thread::scope(|scope| {
+            scope.spawn(|| rig.device.config_read(6, &mut [0; 2]));
+            wait_for(&|| locks() != before);
+            let detached = scope.spawn(|| rig.device.detach());
+            wait_for(&|| state().contains("waiting: 1"));
+            for _ in 0..VCPUS {
+                scope.spawn(|| rig.write32(VENDOR + 4, 0x5a5a_5a5a));
+            }
+            wait_for(&|| rig.device.resets_asked() == VCPUS);
+            drop(hold);
+            detached.join().unwrap().unwrap();
+        });
+        let written = format!("config {:#x} =", VENDOR + 4);
+        let log = rig.log.take();
+        assert!(!log.iter().any(|line| line.starts_with(&written)), "{log:#?}");
+        assert_nothing_left(&rig);
     }
 }
 
@@ -551,6 +615,9 @@ fn its_dma_follows_the_guests_ram() {
     assert!(refused.contains("pinned for DMA") && refused.contains("ballooning"), "{refused}");
     assert!(discard(region.guest - 0x1000, 0x1001).is_err());
     assert_eq!(discard(region.guest - 0x1000, 0x1000), Ok(()));
+    assert!(discard(region.guest + 0xf_ffff, 1).is_err());
+    assert_eq!(discard(region.guest + 0x10_0000, 0x1000), Ok(()));
+    assert_eq!(discard(region.guest, 0), Ok(()));
     rig.device.ram_removed(region.guest).unwrap();
     assert_eq!(discard(region.guest, 0x1000), Ok(()));
     rig.device.ram_removed(region.guest).unwrap();
@@ -559,4 +626,10 @@ fn its_dma_follows_the_guests_ram() {
     rig.device.ram_added(&region).unwrap();
     rig.device.detach().unwrap();
     assert_eq!(rig.space.maps(), [], "what came while it was attached goes with it");
+    // A detach that failed leaves something to do, but the guest does not have the device.
+    rig.device.attach().unwrap();
+    rig.sim.fail(Fault::Reset);
+    rig.device.detach().unwrap_err();
+    rig.device.ram_added(&region).unwrap();
+    assert_eq!(rig.space.maps(), []);
 }

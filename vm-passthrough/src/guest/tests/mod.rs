@@ -1,5 +1,6 @@
 //! Tests of a whole device on a simulated function, VMM and address space.
 
+mod accesses;
 mod bars;
 mod config;
 mod fuzz;
@@ -9,6 +10,7 @@ mod intx;
 mod kvm;
 mod lifecycle;
 mod peers;
+mod state;
 
 use std::sync::Arc;
 

@@ -205,6 +205,13 @@ fn a_bar_that_stays_mapped_keeps_its_device() {
     assert_eq!(guest.space.maps(), []);
 }
 
+#[test]
+fn clones_are_equal_and_no_others() {
+    let (one, other) = (PeerDma::new().unwrap(), PeerDma::new().unwrap());
+    assert_eq!(one, one.clone());
+    assert_ne!(one, other);
+}
+
 /// What may happen to a device.
 #[derive(Clone, Debug)]
 enum Happens {
