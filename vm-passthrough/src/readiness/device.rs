@@ -124,7 +124,7 @@ fn virtual_functions(case: &mut Case<'_>, function: &PciFunction) {
     let users = match &bound[..] {
         [] => "none has a driver".into(),
         [some @ .., last] if some.len() >= 4 => {
-            format!("{} and {} more up to {last} have drivers", some[..3].join(", "), some.len() - 3)
+            format!("{} and {} more up to {last} have drivers", some[..3].join(", "), some.len() - 2)
         }
         all => format!("with drivers: {}", all.join(", ")),
     };

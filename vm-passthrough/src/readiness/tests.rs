@@ -13,6 +13,7 @@ mod access;
 mod device;
 mod disks;
 mod divided;
+mod facts;
 mod guest;
 mod holders;
 mod host_use;
@@ -21,6 +22,7 @@ mod isolation;
 mod memory;
 mod removal;
 mod reports;
+mod slot;
 mod tunnel;
 mod usable;
 

@@ -83,7 +83,32 @@ impl Display for Readiness {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::iommu::DriverChoice;
     use crate::readiness::BlockerCode;
+
+    #[test]
+    fn drivers_of_companions_are_printed_if_they_are_variants() {
+        let functions =
+            ["0000:01:00.0", "0000:01:00.1", "0000:01:00.2"].map(|text| text.parse::<PciAddress>().unwrap());
+        let choice = |driver: &str, reason| DriverChoice { driver: driver.into(), reason };
+        let [target, plain, variant] = functions;
+        let readiness = Readiness {
+            address: target,
+            name: "GPU".into(),
+            functions: functions.to_vec(),
+            drivers: vec![
+                (target, choice("vfio-pci", DriverReason::NoVariant)),
+                (plain, choice("vfio-pci", DriverReason::NoVariant)),
+                (variant, choice("x_vfio_pci", DriverReason::Bound)),
+            ],
+            blockers: Vec::new(),
+        };
+        let expect = "0000:01:00.0 GPU: ready
+  goes with 0000:01:00.1, 0000:01:00.2
+  driver  vfio-pci, as no variant of it is made for this device
+  driver of 0000:01:00.2  x_vfio_pci, which has it already";
+        assert_eq!(readiness.to_string(), expect);
+    }
 
     /// The functions of an eGPU are behind one tunnel: the reason is printed, and counted, once.
     #[test]

@@ -113,7 +113,7 @@ fn ports_above(host: &Host, function: PciAddress) -> Vec<PciAddress> {
 fn tunnel_fix(options: &PciOptions, needs: [u64; 2], is_short: bool) -> String {
     const MIB: u64 = 1 << 20;
     let mut wanted = Vec::new();
-    if !options.has("realloc") {
+    if !options.reallocates() {
         wanted.push("realloc".to_owned());
     }
     for (need, name) in needs.into_iter().zip(["hpmmiosize", "hpmmioprefsize"]) {
@@ -150,7 +150,7 @@ fn slot_fix(options: &PciOptions, facts: &HostFacts) -> String {
              ACPI)"
         }
     };
-    if options.has("realloc") {
+    if options.reallocates() {
         firmware.into()
     } else {
         format!("{firmware}, or boot Linux with pci=realloc")
@@ -167,8 +167,9 @@ impl PciOptions {
         Self(values.flat_map(|values| values.split(',')).map(str::to_owned).collect())
     }
 
-    fn has(&self, name: &str) -> bool {
-        self.0.iter().any(|value| value == name || (name == "realloc" && value == "realloc=on"))
+    /// Whether they have Linux assign windows and BARs again.
+    fn reallocates(&self) -> bool {
+        self.0.iter().any(|value| matches!(value.as_str(), "realloc" | "realloc=on"))
     }
 
     /// The bytes that an option asks for, 0 without it.

@@ -68,6 +68,21 @@ fn vfs_in_use() {
         &["sriov_numvfs is 2", "with drivers: 0000:01:00.1 (nvme)"],
         &["echo 0 > ", "sriov_numvfs"],
     );
+    // Up to four are named.
+    for (function, evidence) in [
+        ("0000:01:00.3", "0000:01:00.1 (nvme), 0000:01:00.3 (nvme)"),
+        ("0000:01:00.4", ""),
+        (
+            "0000:01:00.5",
+            "with drivers: 0000:01:00.1 (nvme), 0000:01:00.3 (nvme), 0000:01:00.4 (nvme), 0000:01:00.5 (nvme)",
+        ),
+        ("0000:01:00.6", "0000:01:00.4 (nvme) and 2 more up to 0000:01:00.6 (nvme) have drivers"),
+        ("0000:01:00.7", "0000:01:00.4 (nvme) and 3 more up to 0000:01:00.7 (nvme) have drivers"),
+    ] {
+        let virtual_function = SimFunction::nvme(address(function)).virtual_of(address(DISK)).group(50);
+        scene.sim.add(&virtual_function.driver("nvme")).unwrap();
+        scene.check(Code::VfsInUse, Blocks, &[evidence], &[]);
+    }
 }
 
 #[test]
@@ -99,7 +114,8 @@ fn d3cold() {
 fn no_reset() {
     let none = || Scene::disk().resets("");
     // The port above resets what is below it, when all of that is given away.
-    Scene::with(none()).check(Code::NoReset, Warns, &["reset by its port 0000:00:01.0"], &["nothing"]);
+    let by_port = &["reset_method is missing or empty", "reset by its port 0000:00:01.0"];
+    Scene::with(none()).check(Code::NoReset, Warns, by_port, &["nothing"]);
     const NEIGHBOUR: &str = "0000:01:03.0";
     let neighbour = |group| SimFunction::nvme(address(NEIGHBOUR)).group(group).below(address(PORT));
     let beside = |group| {
@@ -177,4 +193,12 @@ fn bar_unassigned() {
     // Port I/O is rarely needed, and often not assigned.
     let ports = Scene::disk().bar(5, BarKind::Io, false, 0, 0x20);
     assert_eq!(Scene::with(ports).explain().blockers, []);
+    // A BAR without a size needs no address.
+    let host = Scene::new().sim.plain_host();
+    let facts = HostFacts::read(&host);
+    for (size, is_missing) in [(0, false), (0x4000, true)] {
+        let bar = pci::Bar { index: 0, kind: BarKind::Memory32, prefetchable: false, address: 0, size };
+        let found = crate::readiness::windows::judge(&host, &facts, address(DISK), &[bar]);
+        assert_eq!(found.is_some(), is_missing, "{size}");
+    }
 }

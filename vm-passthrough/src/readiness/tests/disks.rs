@@ -104,6 +104,27 @@ fn mounted_in_another_namespace() {
 }
 
 #[test]
+fn mounts_of_as_many_namespaces_are_read_as_any_host_has() {
+    // Of the last three processes, which alone have mounts.
+    let with_mount_of = |pid: u32| {
+        let scene = disk();
+        for pid in 1001..=1000 + 4098 {
+            std::fs::create_dir_all(scene.sim.path(&format!("proc/{pid}/ns"))).unwrap();
+            let link = scene.sim.path(&format!("proc/{pid}/ns/mnt"));
+            std::os::unix::fs::symlink(format!("mnt:[{pid}]"), link).unwrap();
+        }
+        for last in 5096..=5098 {
+            let device = if last == pid { "259:1" } else { "8:1" };
+            scene.sim.write(&format!("proc/{last}/mountinfo"), &mount(device, "/srv")).unwrap();
+        }
+        scene
+    };
+    let evidence = &["nvme0n1p1 is mounted on /srv in the mount namespace of process 5097"];
+    with_mount_of(5097).check(Code::MountedDisk, Blocks, evidence, &["umount"]);
+    free(&with_mount_of(5098));
+}
+
+#[test]
 fn mounted_through_lvm_on_raid() {
     let scene = stacked(stacked(disk(), "nvme0n1p2", "md0"), "md0", "dm-3");
     // Hostile: a holder that holds itself.
@@ -236,8 +257,17 @@ fn a_multipath_disk() {
     scene.sim.add_virtual("block", "nvme3n1", &[("dev", "259:7\n")]).unwrap();
     scene.sim.add_virtual("block", "nvme3n1p1", &[("dev", "259:8\n")]).unwrap();
     free(&scene);
-    let scene = scene.write("proc/self/mountinfo", &mount("259:8", "/srv"));
+    // No parts of it.
+    for (name, number) in [("sda", "8:0\n"), ("nvme3n1px", "259:9\n"), ("nvme3n10", "259:10\n")] {
+        scene.sim.add_virtual("block", name, &[("dev", number)]).unwrap();
+    }
+    let path = "proc/self/mountinfo";
+    let others = ["8:0", "259:9", "259:10"].map(|number| mount(number, "/srv"));
+    let scene = scene.write(path, &others.concat());
+    free(&scene);
+    let scene = scene.write(path, &mount("259:8", "/srv"));
     used(&scene, &["nvme3n1p1 is mounted on /srv"]);
+    used(&scene.write(path, &mount("259:7", "/srv")), &["nvme3n1 is mounted on /srv"]);
 }
 
 /// Answers for nodes by their name, free for others, and notes what it was asked.

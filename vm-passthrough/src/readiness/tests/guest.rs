@@ -165,3 +165,79 @@ fn open_files_too_low() {
     let found = readiness.blockers.iter().find(|blocker| blocker.code == Code::OpenFilesTooLow);
     assert!(found.is_some_and(|found| found.evidence.contains("8 interrupt vectors")), "{readiness}");
 }
+
+/// The text on bridges is for a function with a 64-bit BAR that is not prefetchable, behind a port.
+#[test]
+fn other_bars_below_4_gib_are_not_explained_by_the_port() {
+    let card = SimFunction::network(address(DISK)).below(address(PORT));
+    let card = Scene::with(card.bar(0, BarKind::Memory32, false, 0x9000_0000, 1 << 30));
+    // The disk has a 64-bit BAR that is not prefetchable.
+    let mut disk = bar(BarKind::Memory32, false, 1 << 30);
+    disk.options.behind_ports = false;
+    for scene in [card, disk] {
+        scene.check(Code::BarsTooLarge, Blocks, &["below 4 GiB"], &["window below 4 GiB"]);
+        assert!(!scene.explain().blockers[0].evidence.contains("64-bit BAR"));
+    }
+}
+
+/// The verdicts on two functions, in a guest that has both.
+fn of_both(scene: &Scene, functions: [PciAddress; 2]) -> Vec<Readiness> {
+    let host = scene.sim.plain_host();
+    let [first, second] = functions.map(|function| crate::pci::read_function(&host, function).unwrap());
+    Explainer::new(&host).explain_guest(&[&first, &second], &scene.options).unwrap()
+}
+
+/// Warnings of the disk about a BAR of another card that its IOMMU cannot address.
+fn beyond_iommu(scene: &Scene, size: u64) -> Vec<String> {
+    let other = SimFunction::network(address("0000:02:00.0")).bar(2, BarKind::Memory64, true, HIGH, size);
+    scene.sim.add(&other).unwrap();
+    let readiness = of_both(scene, [DISK, "0000:02:00.0"].map(address));
+    let found = readiness[0].blockers.iter().filter(|found| found.code == Code::IovaTooWide);
+    found.map(|found| found.evidence.clone()).collect()
+}
+
+#[test]
+fn bars_of_peers_that_the_iommu_cannot_address() {
+    // The IOMMU translates 39 bits: a BAR that ends at 512 GiB is within, one that begins there is not.
+    assert_eq!(beyond_iommu(&Scene::new(), 256 << 30), [""; 0]);
+    let [found] = &beyond_iommu(&Scene::new(), 512 << 30)[..] else { panic!("one") };
+    assert!(
+        found.contains("39 bits") && found.contains("BAR 2 of 0000:02:00.0 (at 0x8000000000)"),
+        "{found}"
+    );
+    // AMD's translates 64.
+    let wide = Scene::new()
+        .delete("sys/devices/virtual/iommu/dmar0/intel-iommu")
+        .write("sys/devices/virtual/iommu/dmar0/amd-iommu/features", "800\n");
+    assert_eq!(beyond_iommu(&wide, 512 << 30), [""; 0]);
+}
+
+#[test]
+fn full_vector_tables_take_open_files_of_all_functions() {
+    for (files, is_enough) in [(8447, false), (8448, true)] {
+        let scene = Scene::without_disk();
+        let cards = ["0000:01:00.0", "0000:02:00.0"].map(address);
+        for card in cards {
+            // 2048 vectors.
+            let table = [0xff, 0x07, 0x00, 0x20, 0x00, 0x00, 0x00, 0x30, 0x00, 0x00];
+            let card = SimFunction::new(card, 0x8086, 0x1592, 0x02_0000).express(0).capability(0x11, &table);
+            scene.sim.add(&card.group(1)).unwrap();
+        }
+        let limits =
+            format!("Max open files  {files}  524288  files\nMax locked memory  unlimited  x  bytes\n");
+        let scene = scene.write("proc/self/limits", &limits);
+        let readiness = of_both(&scene, cards);
+        let found = readiness[0].blockers.iter().find(|found| found.code == Code::OpenFilesTooLow);
+        assert_eq!(found.is_none(), is_enough, "{files}");
+        assert!(found.is_none_or(|found| found.evidence.contains("4096 interrupt vectors")), "{found:?}");
+    }
+}
+
+/// A guest that runs has windows of fixed sizes, which it gets as it starts.
+#[test]
+fn functions_without_room_in_a_slot_are_for_the_start() {
+    let mut scene = bar(BarKind::Memory32, false, 1 << 30);
+    scene.options.slot = Some(Windows { low: 0xc000_0000..0xd000_0000, high: 0..0, io: 0..0 });
+    let evidence = &["0xc0000000 to 0xd0000000", "1 GiB"];
+    scene.check(Code::BarsTooLarge, Blocks, evidence, &["have the guest start with it"]);
+}

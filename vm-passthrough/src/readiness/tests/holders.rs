@@ -53,6 +53,113 @@ fn in_use() {
     assert_eq!(unchecked.explain().blockers, []);
 }
 
+/// A device node in this directory of the function, which a process has open.
+fn node_in(directory: &str) -> Scene {
+    let scene = Scene::new();
+    scene.sim.write("proc/4242/comm", "reader\n").unwrap();
+    std::fs::create_dir_all(scene.sim.path("proc/4242/fd")).unwrap();
+    std::os::unix::fs::symlink(scene.sim.path("dev/node"), scene.sim.path("proc/4242/fd/3")).unwrap();
+    let directory = format!("sys/bus/pci/devices/{DISK}/{directory}");
+    scene.write(&format!("{directory}/dev"), "1:1\n").write(&format!("{directory}/uevent"), "DEVNAME=node\n")
+}
+
+#[track_caller]
+fn is_found(scene: &Scene) {
+    scene.check(Code::InUse, Blocks, &["process 4242 (reader) has", "dev/node open"], &["kill 4242"]);
+}
+
+#[test]
+fn nodes_are_looked_for_eight_directories_deep() {
+    is_found(&node_in("a/b/c/d/e/f/g/h"));
+    assert_eq!(node_in("a/b/c/d/e/f/g/h/i").explain().blockers, []);
+}
+
+#[test]
+fn as_many_directories_are_searched_as_any_driver_makes() {
+    let scene = node_in("z");
+    let many = scene.sim.device_dir(address(DISK)).unwrap().join("many");
+    std::fs::create_dir(&many).unwrap();
+    // With `many`, `power` and `z` these are 4097.
+    for number in 0..4094 {
+        std::fs::create_dir(many.join(number.to_string())).unwrap();
+    }
+    assert_eq!(scene.explain().blockers, []);
+    std::fs::remove_dir(many.join("0")).unwrap();
+    is_found(&scene);
+}
+
+/// A function behind a bridge has attributes of PCI; a SCSI disk has a vendor, too.
+#[test]
+fn nodes_of_functions_behind_are_not_searched() {
+    let with = |attributes: &[&str]| {
+        let scene = node_in("host0/0:0:0:0");
+        let directory = format!("sys/bus/pci/devices/{DISK}/host0/0:0:0:0");
+        attributes.iter().fold(scene, |scene, name| scene.write(&format!("{directory}/{name}"), "x\n"))
+    };
+    is_found(&with(&["vendor"]));
+    is_found(&with(&["class"]));
+    assert_eq!(with(&["vendor", "class"]).explain().blockers, []);
+}
+
+#[test]
+fn five_processes_are_named() {
+    let opened_by = |count: u32| {
+        let scene = Scene::new();
+        for pid in 4001..=4000 + count {
+            scene.sim.write(&format!("proc/{pid}/comm"), "reader\n").unwrap();
+            std::fs::create_dir_all(scene.sim.path(&format!("proc/{pid}/fd"))).unwrap();
+            let link = scene.sim.path(&format!("proc/{pid}/fd/3"));
+            std::os::unix::fs::symlink(scene.sim.path("dev/vfio/1"), link).unwrap();
+        }
+        scene
+    };
+    let kill = &["kill 4001 4002 4003 4004 4005)"];
+    for (count, more) in [(5, ""), (6, ", 1 more"), (8, ", 3 more")] {
+        let scene = opened_by(count);
+        scene.check(Code::InUse, Blocks, &["process 4001 (reader) has", &format!("open{more}, by ")], kill);
+        assert!(more.is_empty() != scene.explain().blockers[0].evidence.contains("more"), "{count}");
+    }
+}
+
+#[test]
+fn five_leases_are_named() {
+    let scene = Scene::new().write("proc/self/comm", "worker\n");
+    let manager = crate::PassthroughManager::with_host(scene.sim.plain_host()).unwrap();
+    let mut leases = Vec::new();
+    for (count, more) in [(1, ""), (5, ""), (6, "; 1 more"), (8, "; 3 more")] {
+        while leases.len() < count {
+            leases.push(manager.share(address(DISK)).unwrap());
+        }
+        let evidence = scene.explain().blockers[0].evidence.clone();
+        assert_eq!(evidence.matches(".shared").count(), count.min(5), "{evidence}");
+        assert!(evidence.ends_with(&format!(".shared{more}")), "{evidence}");
+    }
+}
+
+/// The functions of one claim share its record.
+#[test]
+fn a_claim_of_two_functions_is_reported_once() {
+    let scene = Scene::new().write("proc/self/comm", "vm-service\n");
+    let audio = SimFunction::new(address("0000:01:00.1"), 0x10de, 0x22ba, 0x04_0300).group(1);
+    scene.sim.add(&audio.below(address(PORT))).unwrap();
+    let host = crate::sim::SimDrivers::new(&scene.sim).host();
+    let mut manager = crate::PassthroughManager::with_host(host.clone()).unwrap();
+    let persistent = ClaimOptions { persistent: true, ..ClaimOptions::default() };
+    manager.claim(address(DISK), &persistent).unwrap();
+    // Another process takes it up.
+    let path = scene.sim.path(&format!("run/ledger/{DISK}.claim"));
+    let (_, mut entry) = ledger::read_record(&host, &path).unwrap();
+    assert!(entry.function(address("0000:01:00.1")).is_some());
+    entry.user = Some(ledger::Owner { pid: 4242, ..entry.owner.clone() });
+    std::fs::write(&path, entry.text()).unwrap();
+    let record = std::fs::File::open(&path).unwrap();
+    rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let readiness = scene.explain();
+    assert_eq!(readiness.functions.len(), 2);
+    let found = readiness.blockers.iter().filter(|found| found.code == Code::Claimed);
+    assert_eq!(found.map(|found| found.function).collect::<Vec<_>>(), [address(DISK)], "{readiness}");
+}
+
 #[test]
 fn in_use_shared() {
     let scene = Scene::new()

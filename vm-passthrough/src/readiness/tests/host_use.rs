@@ -57,6 +57,35 @@ fn boot_display() {
     assert_eq!(elsewhere.explain().blockers, []);
 }
 
+/// A range in a BAR belongs to the function's driver by its name, and else to a driver of the firmware's framebuffer.
+#[test]
+fn holders_of_address_ranges() {
+    for (driver, ranges, holder) in [
+        ("nouveau", &["81000000-812fffff : nouveau"][..], None),
+        ("nouveau", &["81000000-812fffff : nouveau_vram"], None),
+        ("nouveau-x", &["81000000-812fffff : nouveau"], None),
+        ("nouveau", &["81000000-812fffff : efifb"], Some("efifb")),
+        ("nouveau", &["81000000-812fffff : vfio-pci"], Some("vfio-pci")),
+        ("vfio-pci", &["81000000-812fffff : efifb"], Some("efifb")),
+        ("mlx5-vfio-pci", &["81000000-812fffff : vfio-pci"], None),
+        ("mlx5-vfio-pci", &["81000000-812fffff : mlx5_vfio_pci"], None),
+        // A range of the driver's in that of the framebuffer.
+        ("vfio-pci", &["81000000-812fffff : efifb", "81000000-810fffff : vfio-pci"], Some("efifb")),
+        // The BAR is from 0x81000000 to 0x81ffffff.
+        ("vfio-pci", &["81f00000-81ffffff : efifb"], Some("efifb")),
+        ("vfio-pci", &["81f00000-82000000 : efifb"], None),
+        ("vfio-pci", &["80ffffff-812fffff : efifb"], None),
+    ] {
+        let scene = Scene::with(SimFunction::gpu(address(DISK)).below(address(PORT)).driver(driver));
+        let ranges = format!("81000000-81ffffff : 0000:01:00.0\n{}\n", ranges.join("\n"));
+        let readiness = scene.write("proc/iomem", &ranges).explain();
+        let found = readiness.blockers.iter().find(|found| found.code == Code::BootDisplay);
+        assert_eq!(found.is_some(), holder.is_some(), "{driver}: {ranges}{readiness}");
+        let Some((found, holder)) = found.zip(holder) else { continue };
+        assert!(found.evidence.contains(&format!("and {holder} holds it")), "{driver}: {ranges}{readiness}");
+    }
+}
+
 #[test]
 fn default_route() {
     let card = || {
@@ -74,6 +103,18 @@ fn default_route() {
         Blocks,
         &["eth0 has a default route", "/net/route"],
         &["ip route replace default"],
+    );
+    let virtual_function = "a virtual function of the card may do as well";
+    let whole = card().write(path, &route("eth0", "00000000", "00000000", "0003")).explain();
+    assert!(!whole.blockers[0].remedy.contains(virtual_function), "{whole}");
+    let divisible = SimFunction::network(address(DISK)).below(address(PORT)).driver("e1000e").sriov(4);
+    let divisible = Scene::with(divisible);
+    divisible.sim.add_child(address(DISK), "net", "net/eth0", &[]).unwrap();
+    divisible.write(path, &route("eth0", "00000000", "00000000", "0003")).check(
+        Code::DefaultRoute,
+        Blocks,
+        &["eth0 has a default route"],
+        &[virtual_function],
     );
     for (name, to, mask, flags) in [
         ("eth1", "00000000", "00000000", "0003"),

@@ -1,6 +1,7 @@
 //! Hosts without an IOMMU: the cause is read from the kernel command line and the ACPI tables.
 
 use super::*;
+use crate::readiness::acpi::{Dmar, Iort, Ivrs, RootComplex};
 
 const FIRMWARE: &str = "firmware setup needs no change";
 
@@ -313,4 +314,101 @@ fn pre_boot_protection_is_read_from_the_firmware() {
         assert!(fix(cpuinfo, &without).contains(on), "{cpuinfo}");
         assert!(fix(cpuinfo, &with).contains(linux), "{cpuinfo}");
     }
+}
+
+/// A host with this file as ACPI table `name`.
+fn host_with_table(name: &str, table: &[u8]) -> (SimHost, Host) {
+    let sim = SimHost::new().unwrap();
+    let path = sim.path(&format!("sys/firmware/acpi/tables/{name}"));
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, table).unwrap();
+    let host = sim.plain_host();
+    (sim, host)
+}
+
+#[test]
+fn a_table_has_its_name_as_signature() {
+    let read = |table: &[u8]| Dmar::read(&host_with_table("DMAR", table).1);
+    assert!(read(&dmar(5)).is_some_and(|dmar| dmar.remaps_interrupts() && dmar.blocks_dma_at_boot()));
+    assert_eq!(read(&table("RAMD", &dmar(5)[36..])), None);
+}
+
+/// Blocks of types 10h, 11h and 40h are IOMMUs, whose device entries begin after 24 or 40 bytes.
+#[test]
+fn each_block_of_the_ivrs_is_read() {
+    let block = |kind: u8, header: u8, entries: &[u8]| {
+        let mut block = vec![0; usize::from(header)];
+        (block[0], block[2]) = (kind, header + entries.len() as u8);
+        block.extend_from_slice(entries);
+        block
+    };
+    let short = vec![0x22, 0, 4, 0];
+    // An ACPI device by its name of 6 bytes.
+    let mut named = vec![0; 22];
+    (named[0], named[21]) = (240, 6);
+    named.extend(b"\\_SB.0");
+    named.extend(IO_APIC);
+    let two = [IO_APIC, IO_APIC].concat();
+    for (blocks, expect) in [
+        (vec![block(0x10, 24, &IO_APIC)], (1, 1)),
+        (vec![block(0x11, 40, &two)], (1, 2)),
+        (vec![block(0x40, 40, &named)], (1, 1)),
+        (vec![block(0x11, 40, &ALL), block(0x10, 24, &IO_APIC)], (2, 1)),
+        (vec![short, block(0x10, 24, &IO_APIC)], (1, 1)),
+        (vec![block(0x21, 32, &[]), block(0x40, 40, &HPET)], (1, 0)),
+    ] {
+        let body = [vec![0; 12], blocks.concat()].concat();
+        let found = Ivrs::read(&host_with_table("IVRS", &table("IVRS", &body)).1).unwrap();
+        assert_eq!((found.units, found.io_apics), expect, "{blocks:x?}");
+    }
+}
+
+#[test]
+fn each_node_of_the_iort_is_read() {
+    let node = |kind: u8, len: u8| {
+        let mut node = vec![0; usize::from(len)];
+        (node[0], node[1]) = (kind, len);
+        node
+    };
+    // The first node has no more than a header. The second mapping of the root complex leads to the SMMU at 88.
+    let mut root = node(2, 80);
+    (root[8], root[12], root[24], root[28]) = (2, 40, 1, 2);
+    (root[40 + 12], root[60 + 12]) = (64, 88);
+    let header = vec![4, 0, 0, 0, 48, 0, 0, 0, 0, 0, 0, 0];
+    let body = [header, node(5, 16), node(0, 24), node(4, 68), root].concat();
+    let found = Iort::read(&host_with_table("IORT", &table("IORT", &body)).1);
+    let roots = vec![RootComplex { segment: 2, ats: true, smmu: Some(3) }];
+    assert_eq!(found, Some(Iort { has_its: true, smmus: (true, false), roots }));
+}
+
+#[test]
+fn fixes_do_not_name_what_another_processor_has() {
+    let off = |cpuinfo, table: &[u8]| answer(unremapped(), cpuinfo, table, "intremap=off");
+    // The table is the other vendor's, or has no IOMMU: only the option can be removed.
+    has(&off(INTEL, &ivrs(0, None)), &[], &["remove intremap=off"], &["enable VT-d"]);
+    has(&off(AMD, &ivrs(0, None)), &[], &["remove intremap=off"], &["enable interrupt remapping"]);
+    let on = answer(unremapped(), INTEL, &ivrs(0, None), "quiet");
+    has(&on, &[], &["enable VT-d interrupt remapping"], &["remove"]);
+    let misspelled = answer(without(), AMD, &ivrs(0, Some(&IO_APIC)), "amdiommu=on");
+    has(&misspelled, &[], &["remove amdiommu=on: Linux knows no option amdiommu"], &["intel"]);
+    // CONFIG_ARM_SMMU_V3 is for Arm, where the firmware describes no SMMU.
+    let driver = "CONFIG_ARM_SMMU_V3";
+    for cpuinfo in [INTEL, AMD] {
+        has(&answer(without(), cpuinfo, &iort(None, 0, 0, false), "quiet"), &[], &["enable "], &[driver]);
+    }
+    has(&answer(without(), ARM, &iort(None, 0, 0, false), "quiet"), &[], &[driver], &[]);
+    has(&answer(without(), ARM, &iort(Some(4), 0, 0, false), "quiet"), &[], &["update"], &[driver]);
+}
+
+/// A virtual machine of Arm's gets an SMMU from the machine below, whatever its tables describe.
+#[test]
+fn fixes_in_a_virtual_machine_of_arm() {
+    let table = iort(Some(4), 0, 0, false);
+    let product = |scene: Scene| scene.write("sys/class/dmi/id/product_name", "KVM Virtual Machine\n");
+    has(&answer(product(without()), ARM, &table, ""), &[], &["-machine virt,iommu=smmuv3"], &["intel"]);
+    let slot = Scene::with(Scene::disk().no_group());
+    slot.sim.add(&neighbour().group(7)).unwrap();
+    let found = answer(product(slot), ARM, &table, "");
+    has(&found, &["though the host has an IOMMU"], &["bypass_iommu"], &["update the firmware"]);
+    assert!(!found.0.contains("IORT"), "{}", found.0);
 }

@@ -40,6 +40,7 @@ fn group_not_viable() {
         &["0000:02:00.0 (Intel", "driver e1000e", "group 1"],
         &["--with-group", "echo 0000:02:00.0 > ", "drivers/e1000e/unbind"],
     );
+    assert!(!scene.explain().blockers[0].remedy.contains("bridge"));
     // Given away as a whole it is no longer in the way, and goes with it.
     let options = ExplainOptions { with_group: true, ..ExplainOptions::default() };
     let readiness = explain(&scene.sim.plain_host(), address(DISK), &options).unwrap();
@@ -82,6 +83,19 @@ fn group_not_viable() {
         other.check(Code::GroupNotViable, Blocks, &["driver other"], &["take 0000:00:02.0 from", unbind]);
         assert!(!other.explain().blockers[0].remedy.contains("--with-group"));
     }
+}
+
+/// A claim of the whole group leaves bridges with the host, so it does not matter what is behind them.
+#[test]
+fn the_whole_group_may_be_given_though_the_host_uses_what_is_behind_its_bridge() {
+    let scene = shared_group(neighbour().driver("e1000e"));
+    let (bridge, nic) = (address("0000:00:03.0"), address("0000:03:00.0"));
+    scene.sim.add(&SimFunction::root_port(bridge).group(1)).unwrap();
+    scene.sim.add(&SimFunction::network(nic).below(bridge).group(9).driver("e1000e")).unwrap();
+    scene.sim.add_child(nic, "net", "net/eth0", &[]).unwrap();
+    let route = "Iface Destination\neth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
+    let scene = scene.write("proc/net/route", route);
+    scene.check(Code::GroupNotViable, Blocks, &["0000:02:00.0"], &["--with-group", "drivers/e1000e/unbind"]);
 }
 
 /// Otherwise what all functions of a group of thousands take grows with its square.

@@ -164,10 +164,28 @@ fn memory_is_laid_around_the_hole() {
         (1 << 30, vec![0..=0x3fff_ffff]),
         (3 << 30, vec![0..=0xbfff_ffff]),
         (4 << 30, vec![0..=0xbfff_ffff, 0x1_0000_0000..=0x1_3fff_ffff]),
+        (1011 << 30, vec![0..=0xbfff_ffff, 0x1_0000_0000..=0xfc_ffff_ffff]),
+        (
+            1013 << 30,
+            vec![0..=0xbfff_ffff, 0x1_0000_0000..=0xfc_ffff_ffff, 0x100_0000_0000..=0x100_7fff_ffff],
+        ),
     ] {
         let options = ExplainOptions::for_memory(bytes);
         assert_eq!(options.ram, expect);
         assert_eq!(options.memory(), bytes);
     }
     ExplainOptions::for_memory(u64::MAX).memory();
+}
+
+/// Pages of 1 GiB need memory in one piece, which a host has early after a boot.
+#[test]
+fn only_the_fix_for_large_huge_pages_tells_when() {
+    for (size, is_large) in [(2u64 << 20, false), (1 << 30, true)] {
+        let pool = format!("sys/kernel/mm/hugepages/hugepages-{}kB", size >> 10);
+        let scene = Scene::new()
+            .write(&format!("{pool}/nr_hugepages"), "0\n")
+            .write(&format!("{pool}/free_hugepages"), "0\n");
+        let found = check_huge_pages(&scene.sim.plain_host(), size, 4 << 30).unwrap_err();
+        assert_eq!(found.remedy.contains("early after a boot"), is_large, "{found}");
+    }
 }

@@ -115,6 +115,23 @@ fn a_serial_console_is_a_use_by_the_host() {
 }
 
 #[test]
+fn consoles_are_reported_once_each() {
+    let card = "0000:05:00.0";
+    let sim = SimHost::new().unwrap();
+    sim.add(&SimFunction::new(address(card), 0x13a8, 0x0352, 0x07_0002).group(5)).unwrap();
+    for tty in ["ttyS4", "ttyS5"] {
+        sim.add_child(address(card), "tty", &format!("tty/{tty}"), &[]).unwrap();
+    }
+    sim.write("sys/class/tty/console/active", "tty0 ttyS4\n").unwrap();
+    sim.write("proc/cmdline", "console=tty0 console=ttyS4,115200n8 console=ttyS5 console=../tty/ttyS5\n")
+        .unwrap();
+    let readiness = report(&sim, card);
+    let [first, second] = &readiness.blockers[..] else { panic!("{readiness}") };
+    assert!(first.evidence.contains("ttyS4") && first.evidence.contains("active"), "{readiness}");
+    assert!(second.evidence.contains("ttyS5") && second.evidence.contains("cmdline"), "{readiness}");
+}
+
+#[test]
 fn a_fix_has_no_placeholder_where_the_framebuffers_device_is_not_known() {
     let sim = SimHost::new().unwrap();
     sim.add(&SimFunction::gpu(address("01:00.0")).group(1).driver("vfio-pci")).unwrap();
@@ -153,6 +170,15 @@ fn a_drivers_own_display_is_not_the_firmwares_framebuffer() {
     both.link("sys/bus/platform/devices/efi-framebuffer.0", device).unwrap();
     both.link(&format!("{device}/driver"), "sys/bus/platform/drivers/efi-framebuffer").unwrap();
     assert!(is_blocked(&both));
+    // The firmware's display on another card is not this card's.
+    let other = native(true);
+    other.add(&SimFunction::gpu(address("02:00.0")).group(2)).unwrap();
+    other.add_child(address("02:00.0"), "graphics", "efi-framebuffer.0/graphics/fb0", &[]).unwrap();
+    let device = "sys/bus/pci/devices/0000:02:00.0/efi-framebuffer.0";
+    other.write("sys/bus/platform/drivers/efi-framebuffer/unbind", "").unwrap();
+    other.link("sys/bus/platform/devices/efi-framebuffer.0", device).unwrap();
+    other.link(&format!("{device}/driver"), "sys/bus/platform/drivers/efi-framebuffer").unwrap();
+    assert!(!is_blocked(&other));
 }
 
 #[derive(Debug)]

@@ -33,6 +33,10 @@ fn it_may_be_pulled_out() {
     let old = scene(gpu(), &[]).write("proc/sys/kernel/osrelease", "6.12.1\n");
     let found: Vec<_> = old.explain().blockers.iter().map(|found| found.code).collect();
     assert!(found.iter().all(|code| *code == Code::Tunnelled), "{found:?}");
+    // Any of two routers may lead to it.
+    let two = scene(gpu(), &[]);
+    two.sim.add_router(Route { domain: 0, path: 3 }, &[("authorized", "1\n")]).unwrap();
+    two.check(Code::Tunnelled, Warns, &["in one of 2 routers; the link"], &["egpu info"]);
     // Plugged in by other means.
     let plain = Scene::with(gpu().below(address(PORT))).explain();
     assert!(!plain.blockers.iter().any(|found| found.code == Code::Tunnelled), "{plain}");
@@ -105,6 +109,7 @@ fn a_bar_without_a_window_names_the_port() {
     let check = |prefetchable, evidence: &str| {
         let (found, fix) = unassigned_texts(&unassigned(MEMORY, prefetchable));
         assert!(found.contains("BAR 1 (256 MiB)") && found.contains(evidence), "{found}");
+        assert!(!found.contains("above it also"), "{found}");
         assert!(fix.contains("another port of the host"), "{fix}");
         assert!(fix.contains("pci=realloc,hpmmioprefsize=256M"), "{fix}");
         assert!(!fix.contains("4G") && !fix.contains("hpmmiosize"), "{fix}");
@@ -119,15 +124,65 @@ fn a_bar_without_a_window_names_the_port() {
     // Too small an option is replaced.
     let less = unassigned(MEMORY, (0, 0)).write("proc/cmdline", "pci=realloc pci=hpmmioprefsize=8M\n");
     assert!(unassigned_texts(&less).1.ends_with("pci=hpmmioprefsize=256M"));
-    // No port is to blame where the windows have room.
-    let (found, fix) = unassigned_texts(&unassigned(MEMORY, (0x40_0000_0000, 64 << 30)));
-    assert!(!found.contains("above it"), "{found}");
-    assert!(fix.contains("before the host boots") && !fix.contains("4G"), "{fix}");
-    // The non-prefetchable window is another.
-    let low = unassigned((0, 0), (0x40_0000_0000, 64 << 30));
-    let resource = SimFunction::gpu(address(DISK)).bar(0, BarKind::Memory32, false, 0, 64 << 20).resource();
-    low.sim.set(address(DISK), "resource", &resource).unwrap();
-    let (found, fix) = unassigned_texts(&low);
-    assert!(found.contains("port 0000:00:02.0 above it has no non-prefetchable window"), "{found}");
-    assert!(fix.contains("pci=realloc,hpmmiosize=64M"), "{fix}");
+    // No port is to blame where the windows have room, if just enough.
+    for room in [288 << 20, 64 << 30] {
+        let (found, fix) = unassigned_texts(&unassigned(MEMORY, (0x40_0000_0000, room)));
+        assert!(!found.contains("above it"), "{found}");
+        assert!(fix.contains("before the host boots") && !fix.contains("4G"), "{fix}");
+    }
+    // The non-prefetchable window is another: for all but 64-bit prefetchable BARs.
+    for (kind, prefetchable) in
+        [(BarKind::Memory32, false), (BarKind::Memory32, true), (BarKind::Memory64, false)]
+    {
+        let low = unassigned((0, 0), (0x40_0000_0000, 64 << 30));
+        let resource = SimFunction::gpu(address(DISK)).bar(0, kind, prefetchable, 0, 64 << 20).resource();
+        low.sim.set(address(DISK), "resource", &resource).unwrap();
+        let (found, fix) = unassigned_texts(&low);
+        assert!(found.contains("port 0000:00:02.0 above it has no non-prefetchable window"), "{found}");
+        assert!(fix.contains("pci=realloc,hpmmiosize=64M"), "{fix}");
+    }
+}
+
+#[test]
+fn options_of_the_kernel_command_line_that_suffice_are_not_repeated() {
+    for (cmdline, wanted) in [
+        ("pci=nomsi", "pci=realloc,hpmmioprefsize=256M"),
+        ("pci=realloc=off", "pci=realloc,hpmmioprefsize=256M"),
+        ("pci=realloc=on", "pci=hpmmioprefsize=256M"),
+        ("pci=hpmmioprefsize=256M", "pci=realloc"),
+        ("pci=hpmmioprefsize=255M", "pci=realloc,hpmmioprefsize=256M"),
+        ("pci=realloc,hpmmioprefsize=256M", ""),
+        ("pci=realloc=on pci=hpmmioprefsize=262144k", ""),
+        ("pci=realloc,hpmmioprefsize=262143K", "pci=hpmmioprefsize=256M"),
+        ("pci=realloc,hpmmioprefsize=268435456", ""),
+    ] {
+        let scene = unassigned((0x9000_0000, 128 << 20), (0, 0)).write("proc/cmdline", cmdline);
+        let (_, fix) = unassigned_texts(&scene);
+        let found = fix.find("pci=").map_or("", |at| &fix[at..]);
+        assert_eq!(found, wanted, "{cmdline}: {fix}");
+    }
+}
+
+#[test]
+fn all_ports_with_too_little_are_named() {
+    for (ports, evidence) in [
+        (&["0000:00:01.0", "0000:00:02.0"][..], "(0000:00:01.0 above it also has too little)"),
+        (
+            &["0000:00:01.0", "0000:00:02.0", "0000:00:03.0"],
+            "(0000:00:02.0, 0000:00:01.0 above it also have too little)",
+        ),
+    ] {
+        let sim = SimHost::new().unwrap();
+        let mut above = None;
+        for port in ports {
+            let port = SimFunction::root_port(address(port)).windows((0x9000_0000, 128 << 20), (0, 0));
+            let port = above.into_iter().fold(port, SimFunction::below);
+            sim.add(&port).unwrap();
+            above = Some(port.address());
+        }
+        let gpu = gpu().bar(1, BarKind::Memory64, true, 0, 256 << 20);
+        sim.add(&above.into_iter().fold(gpu, SimFunction::below)).unwrap();
+        let (found, _) = unassigned_texts(&Scene { sim, options: ExplainOptions::default() });
+        assert!(found.contains(evidence), "{found}");
+    }
 }

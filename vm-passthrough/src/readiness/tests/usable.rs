@@ -53,6 +53,10 @@ fn interrupts() {
     for pin in [0, 5, 0xff] {
         assert_eq!(on("ehci_hcd:usb1", intx(pin, &[])).explain().blockers, [], "{pin}");
     }
+    // Without privilege no capability can be read.
+    let mut header = intx(1, &[]).config_space();
+    header.truncate(64);
+    assert_eq!(on("ehci_hcd:usb1", intx(1, &[]).config(header)).explain().blockers, []);
     // Companions stay with the host.
     let scene = Scene::new();
     let audio = SimFunction::new(address("0000:01:00.1"), 0x8086, 0x2415, 0x04_0100).group(1);
