@@ -271,7 +271,7 @@ mod tests {
         const PROGRAM: usize = SESSION_FILES + 2 * TLS_FILES;
         let capacity = Capacity::within(Some(BASE + 2 * PROGRAM as u64), 0, PROGRAM).expect("two programs");
         let peers = [1, 2].map(|key| Peer::Key([key][..].into()));
-        // What the program with one thread reserves, in turn.
+        // A program with one thread reserves these in turn.
         for peer in &peers {
             for wanted in [Amount::TLS, Amount::SESSION, Amount::TLS] {
                 let reserved = capacity.reserve(peer, wanted);

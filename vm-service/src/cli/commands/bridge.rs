@@ -176,7 +176,7 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
             Err(Failure::usage("`bridge serve` prints nothing; leave `--json` out"))
         }
         Action::Serve(args) if args.stream.as_ref() == Some(&args.socket) => {
-            Err(Failure::usage("`--stream` and `--socket` name the same file; give each one of its own"))
+            Err(Failure::usage("`--stream` and `--socket` name the same file; choose two files"))
         }
         Action::Serve(args) if args.window.is_some() && args.stream.is_none() && args.vsock.is_none() => Err(
             Failure::usage("`--window` is shared by programs of `--stream` and `--vsock`; add one of them"),
