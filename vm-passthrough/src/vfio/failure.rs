@@ -120,5 +120,62 @@ mod tests {
         check("VFIO_DEVICE_BIND_IOMMUFD", Errno::PERM, "not viable");
         check("VFIO_GROUP_GET_DEVICE_FD", Errno::ACCESS, "vf_token");
         check("VFIO_GROUP_GET_DEVICE_FD", Errno::INVAL, "leave it out");
+        for (operations, errors, expect) in [
+            (&["open"][..], &[Errno::ACCESS, Errno::PERM][..], "give this user the node"),
+            (
+                &["open", "VFIO_GROUP_SET_CONTAINER", "VFIO_DEVICE_BIND_IOMMUFD"],
+                &[Errno::BUSY],
+                "another process has it open",
+            ),
+            (&["open"], &[Errno::NOENT], "load the module vfio-pci"),
+            (
+                &["VFIO_SET_IOMMU", "VFIO_GROUP_SET_CONTAINER", "VFIO_DEVICE_ATTACH_IOMMUFD_PT"],
+                &[Errno::PERM],
+                "interrupt remapping",
+            ),
+            (
+                &["VFIO_SET_IOMMU", "VFIO_GROUP_SET_CONTAINER", "VFIO_DEVICE_ATTACH_IOMMUFD_PT"],
+                &[Errno::INVAL, Errno::ADDRINUSE],
+                "reserved_regions",
+            ),
+            (
+                &["VFIO_IOMMU_MAP_DMA", "IOMMU_IOAS_MAP", "VFIO_DEVICE_ATTACH_IOMMUFD_PT"],
+                &[Errno::NOMEM],
+                "raise the limit of locked memory",
+            ),
+            (&["VFIO_IOMMU_MAP_DMA"], &[Errno::NOSPC], "dma_entry_limit"),
+            (&["VFIO_IOMMU_MAP_DMA", "IOMMU_IOAS_MAP"], &[Errno::FAULT], "not mapped in this process"),
+            (&["open", "eventfd"], &[Errno::MFILE, Errno::NFILE], "the limit of open files"),
+            (&["open", "VFIO_DEVICE_GET_INFO"], &[Errno::TXTBSY], "(dmesg) for why"),
+        ] {
+            for operation in operations {
+                errors.iter().for_each(|&errno| check(operation, errno, expect));
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_is_over_the_limit_of_locked_memory_is_told_so() {
+        let Some(limit) = getrlimit(Resource::Memlock).current else { return };
+        let check = |needed: u64, locked: u64, errno: Errno, over: bool| {
+            let error = map("VFIO_IOMMU_MAP_DMA", "/dev/vfio/vfio", needed, locked, errno.into());
+            match error {
+                VfioError::LockedMemory { needed: by, locked: at, limit: of } => {
+                    assert_eq!((by, at, of, true), (needed, locked, limit, over));
+                }
+                VfioError::System { operation, .. } => {
+                    assert_eq!((operation, over), ("VFIO_IOMMU_MAP_DMA", false));
+                }
+                other => panic!("{other}"),
+            }
+        };
+        check(1, limit, Errno::NOMEM, true);
+        check(limit, 1, Errno::NOMEM, true);
+        check(u64::MAX, 1, Errno::NOMEM, true);
+        check(0, limit, Errno::NOMEM, false);
+        check(limit, 0, Errno::NOMEM, false);
+        check(0, 0, Errno::NOMEM, false);
+        check(1, limit, Errno::NOSPC, false);
+        check(1, limit, Errno::FAULT, false);
     }
 }

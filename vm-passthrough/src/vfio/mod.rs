@@ -59,3 +59,6 @@ pub use vfio_bindings::bindings::vfio::{
     VFIO_PCI_MSIX_IRQ_INDEX as MSIX_IRQ, VFIO_PCI_REQ_IRQ_INDEX as REQ_IRQ,
     VFIO_PCI_ROM_REGION_INDEX as ROM_REGION,
 };
+
+#[cfg(test)]
+mod tests;

@@ -132,3 +132,27 @@ fn read_u16(device: &dyn DeviceFile, offset: u16) -> Result<u16> {
     device.read(CONFIG_REGION, offset.into(), &mut value)?;
     Ok(u16::from_le_bytes(value))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_asks_until_it_is_done_or_over() {
+        let ask = |deadline: Instant, answers: &[bool]| {
+            let mut asked = 0;
+            let done = wait(deadline, || {
+                asked += 1;
+                answers[asked - 1]
+            });
+            (done, asked)
+        };
+        let now = Instant::now();
+        let later = now + WAKE;
+        assert_eq!(ask(later, &[true]), (true, 1));
+        assert_eq!(ask(later, &[false, false, true]), (true, 3));
+        // At least once.
+        assert_eq!(ask(now, &[true]), (true, 1));
+        assert_eq!(ask(now, &[false]), (false, 1));
+    }
+}

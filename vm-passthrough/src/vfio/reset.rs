@@ -318,7 +318,7 @@ impl Marker {
             }
             // A register that does not take the whole marker is left as it was.
             let now = read_u16(&config, offset);
-            if now.as_ref().is_ok_and(|now| (now ^ old) & changed == changed) {
+            if now.as_ref().is_ok_and(|&now| taken(old, now, changed) == changed) {
                 return Some(Self {
                     config,
                     is_virtual,
@@ -331,11 +331,11 @@ impl Marker {
                     changed,
                 });
             }
-            let taken = now.and_then(|now| match (now ^ old) & changed {
+            let undone = now.and_then(|now| match taken(old, now, changed) {
                 0 => Ok(()),
-                taken => write_u16(&config, offset, now ^ taken),
+                part => write_u16(&config, offset, now ^ part),
             });
-            if let Err(error) = taken {
+            if let Err(error) = undone {
                 tracing::warn!(%address, register, %error, "could not take a marker back");
             }
         }
@@ -354,7 +354,7 @@ impl Marker {
                 "it reads {now:#06x}, and its capability has ID {id:#04x}"
             )));
         }
-        Ok((now ^ self.old) & self.changed != self.changed)
+        Ok(taken(self.old, now, self.changed) != self.changed)
     }
 
     fn check_answers(&self) -> io::Result<()> {
@@ -383,6 +383,11 @@ impl Marker {
         let now = read_u16(&self.config, self.offset)?;
         write_u16(&self.config, self.offset, now ^ self.changed)
     }
+}
+
+/// The bits of a marker, `changed`, that differ from the register's `old` value.
+fn taken(old: u16, now: u16, changed: u16) -> u16 {
+    (now ^ old) & changed
 }
 
 fn read_u16(config: &File, offset: u16) -> io::Result<u16> {

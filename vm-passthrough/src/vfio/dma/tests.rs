@@ -65,6 +65,24 @@ fn ranges_are_checked_before_the_kernel_is_asked() {
     check(0x7f_ffff_f000, 0x2000, &x86(), None, Err("no address above 0x7fffffffff"));
     check(0, 0x1000, &[0x1000..=0x1fff], None, Err("0x0..=0xfff is reserved"));
     check(0, 0x1000, &[], None, Err("no address at all"));
+    // Ranges that adjoin have no gap between them.
+    let adjoining = &[0..=0xfff, 0x1000..=0x1fff, 0x3000..=0x3fff];
+    check(0, 0x3000, adjoining, None, Err("0x2000..=0x2fff is reserved"));
+    // What starts with a range hits nothing below it.
+    check(0x1000, 0x2000, &[0x1000..=0x1fff], None, Err("no address above 0x1fff"));
+}
+
+#[test]
+fn mappings_are_added_up_and_cleared() {
+    let mut mappings = DmaMappings::default();
+    assert_eq!(mappings.bytes(), 0);
+    let memory = fake(0x10_0000, 0x2000);
+    mappings.insert(0, memory.clone(), DmaPermission::ReadWrite);
+    mappings.insert(0x8000, fake(0x20_0000, 0x3000), DmaPermission::Read);
+    assert_eq!(mappings.bytes(), 0x5000);
+    mappings.clear();
+    assert_eq!((mappings.bytes(), Arc::strong_count(&memory)), (0, 1));
+    assert!(fake(0, 0).is_empty() && !memory.is_empty());
 }
 
 #[test]

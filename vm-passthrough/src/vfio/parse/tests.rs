@@ -90,6 +90,21 @@ fn regions() {
     check(region_answer(CAPS, 0x10000, 0, 32, &sparse(0, &[(u64::MAX, 2)])), Err("mappable area"));
     check(Vec::new(), Err("too short"));
     check(vec![0; 31], Err("too short"));
+    // The last byte that a file may have.
+    check(region_answer(RW, 0x1000, i64::MAX as u64 - 0x1000, 0, &[]), Ok((0x1000, &[])));
+    check(region_answer(RW, 0x1001, i64::MAX as u64 - 0x1000, 0, &[]), Err("of its file"));
+    // Without the flag there are no capabilities, whatever the offset.
+    check(region_answer(MAP, 0x10000, 0, 0x8000, &[]), Ok((0x10000, &[(0, 0x10000)])));
+    // Only what has the flag can be mapped.
+    check(region_answer(RW, 0x10000, 0, 0, &[]), Ok((0x10000, &[])));
+    check(region_answer(CAPS & !4, 0x10000, 0, 32, &sparse(0, &[(0, 0x1000)])), Ok((0x10000, &[])));
+    check(region_answer(MAP, 0, 0, 0, &[]), Ok((0, &[])));
+    for (flags, readable, writable) in
+        [(0, false, false), (1, true, false), (2, false, true), (3, true, true)]
+    {
+        let region = region(&region_answer(flags, 0x1000, 0, 0, &[]), 0, 0x1000).unwrap();
+        assert_eq!((region.info.readable, region.info.writable), (readable, writable));
+    }
 }
 
 #[test]
@@ -103,6 +118,8 @@ fn devices() {
     check(&[24, 2, 8, 5, 0, 0], None);
     check(&[24, 2, u32::MAX, 5, 0, 0], None);
     check(&[24, 2, 9, u32::MAX, 0, 0], None);
+    check(&[24, 2, 9, 32, 0, 0], Some(DeviceInfo { regions: 9, irqs: 32, reset: false }));
+    check(&[24, 2, 9, 33, 0, 0], None);
     check(&[24, 2, 9], None);
 }
 
@@ -147,6 +164,10 @@ fn iommus() {
             entries_left: Some(65535),
         }),
     );
+    // Without the flag there are no capabilities, whatever the offset.
+    check(1, 0x1000, 0x8000, &[], Ok(all.clone()));
+    // A range of one address.
+    check(2, 0, 24, &ranges(&[(5, 5)], 0), Ok(IommuInfo { ranges: vec![5..=5], ..all.clone() }));
     check(1, 0, 0, &[], Err("no page size"));
     check(2, 0, 24, &ranges(&[(2, 1)], 0), Err("from 0x2 to 0x1"));
     check(2, 0, 24, &ranges(&[(0, 5), (5, 9)], 0), Err("ends at 0x5"));
@@ -183,6 +204,8 @@ fn hot_resets() {
 #[test]
 fn sizes() {
     assert_eq!(wanted_size(&words(&[64])), Ok(64));
+    assert_eq!(wanted_size(&words(&[1 << 20])), Ok(1 << 20));
+    assert!(wanted_size(&words(&[(1 << 20) + 1])).is_err());
     assert!(wanted_size(&words(&[u32::MAX])).is_err());
     assert!(wanted_size(&[1, 2, 3]).is_err());
 }

@@ -92,6 +92,57 @@ fn the_best_register_takes_the_marker() {
     check(&[MSI_64, MSIX_OFF], &[("MSI-X Function Mask", 0x62), ("MSI Message Data", 0x4c)]);
 }
 
+/// A mask register has to end within config space; capabilities are anywhere in it.
+#[test]
+fn markers_stay_in_config_space() {
+    fn check(at: u8, expect: &[(&str, u16)]) {
+        let mut config = config(&[PM_CAPABILITY]);
+        config[0x41] = at;
+        // MSI with 64-bit addresses and masking, cut off at the end.
+        let end = (usize::from(at) + 4).min(256);
+        config[usize::from(at)..end].copy_from_slice(&MSI_64_MASK[..end - usize::from(at)]);
+        config[usize::from(at) + 1] = 0;
+        let read = |offset: u16| {
+            let field = config.get(usize::from(offset)..).and_then(|rest| rest.first_chunk());
+            field.map(|field| u16::from_le_bytes(*field)).ok_or(io::ErrorKind::UnexpectedEof.into())
+        };
+        let found = candidates(&read).unwrap();
+        let found: Vec<_> = found.iter().map(|candidate| (candidate.register, candidate.offset)).collect();
+        assert_eq!(found, expect, "{at:#x}");
+    }
+    check(0x80, &[("MSI Mask", 0x90), ("MSI Message Data", 0x8c)]);
+    check(0xec, &[("MSI Mask", 0xfc), ("MSI Message Data", 0xf8)]);
+    check(0xf0, &[]);
+    check(0xf8, &[]);
+}
+
+#[test]
+fn a_marker_inverts_bits() {
+    for (old, changed, now, expect) in [
+        (0, 0x4000, 0x4000, 0x4000),
+        (0, 0x4000, 0, 0),
+        (0x4000, 0x4000, 0x4000, 0),
+        (0x4000, 0x4000, 0, 0x4000),
+        // Another bit of the register does not count.
+        (0, 0x4000, 0x8000, 0),
+        (0xffff, 0x5aa5, 0xa55a, 0x5aa5),
+        (0x00a0, 0x5aa5, 0x0005, 0x00a5),
+    ] {
+        assert_eq!(taken(old, now, changed), expect, "{old:#x} {changed:#x} {now:#x}");
+    }
+    // MSI Message Data with a value of its own.
+    let mut capability = MSI_64.to_vec();
+    capability.resize(14, 0);
+    capability[12..].copy_from_slice(&[0xa0, 0xff]);
+    let before = config(&[&capability]);
+    let fake = Fake::new(&before);
+    let marker = Marker::put(&fake.host, fake.address).unwrap();
+    assert_eq!(fake.read()[0x4c..0x4e], [0x05, 0xa5]);
+    assert!(!marker.is_gone().unwrap());
+    fake.write(&before);
+    assert!(marker.is_gone().unwrap());
+}
+
 #[test]
 fn walks_of_hostile_lists_end() {
     // A list that points at itself, all ones, and a list that runs off the end.
@@ -282,6 +333,10 @@ fn a_dead_function_proves_no_reset() {
         });
         check("ones after the header", capability, |config| config[0x40..].fill(0xff));
         check("zeros after the header", capability, |config| config[0x40..].fill(0));
+        check("ones in the header alone", capability, |bytes| {
+            *bytes = config(&[capability]);
+            bytes[..16].fill(0xff);
+        });
         check("ones in the header", capability, |config| {
             config[4..16].fill(0xff);
             config[0x40..].fill(0);

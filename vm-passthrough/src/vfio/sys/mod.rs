@@ -14,3 +14,5 @@ mod request;
 
 pub use memory::{HostMemory, load_u32, store_u32};
 pub(super) use memory::{MappedRegion, page_size};
+#[cfg(test)]
+pub(super) use request::duplicate;

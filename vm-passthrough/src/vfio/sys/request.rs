@@ -7,6 +7,9 @@ use std::ffi::{c_int, c_ulong};
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
+#[cfg(test)]
+use super::super::tests::kernel;
+
 /// Number of an ioctl of VFIO (from 100) or of iommufd (from 0x80): `_IO(';', number)`.
 ///
 /// Both families pass every size in the structure itself, so direction and size are not part of the number.
@@ -72,6 +75,10 @@ pub(super) unsafe fn call(
     request: Request,
     argument: &mut Argument,
 ) -> io::Result<c_int> {
+    #[cfg(test)]
+    if let Some(answer) = kernel::ioctl(fd, request.0, kernel::Argument::Sized(&mut argument.0)) {
+        return answer;
+    }
     // SAFETY: the pointer is to a buffer as long as its size field says, which the caller vouches is all that the
     // kernel reads and writes.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), request.0 as _, argument.0.as_mut_ptr()) };
@@ -87,6 +94,10 @@ pub(super) unsafe fn call_with_value(
     request: Request,
     value: c_ulong,
 ) -> io::Result<c_int> {
+    #[cfg(test)]
+    if let Some(answer) = kernel::ioctl(fd, request.0, kernel::Argument::Value(value)) {
+        return answer;
+    }
     // SAFETY: the caller vouches that the kernel takes the value as a number.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), request.0 as _, value) };
     check(answer)
@@ -101,6 +112,10 @@ pub(super) unsafe fn call_with_bytes(
     request: Request,
     argument: &[u8],
 ) -> io::Result<c_int> {
+    #[cfg(test)]
+    if let Some(answer) = kernel::ioctl(fd, request.0, kernel::Argument::Bytes(argument)) {
+        return answer;
+    }
     // SAFETY: the caller vouches that the kernel only reads, and not past the end.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), request.0 as _, argument.as_ptr()) };
     check(answer)
@@ -108,4 +123,11 @@ pub(super) unsafe fn call_with_bytes(
 
 fn check(answer: c_int) -> io::Result<c_int> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+/// Duplicates a descriptor that an ioctl passed as a number to a test's fake.
+#[cfg(test)]
+pub(in super::super) fn duplicate(fd: c_int) -> io::Result<std::os::fd::OwnedFd> {
+    // SAFETY: the caller of the ioctl keeps the file open until the ioctl returns.
+    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
 }
