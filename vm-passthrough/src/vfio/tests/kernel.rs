@@ -445,7 +445,7 @@ impl State {
                 let (name, token) = name.map(|name| name.split_once(' ').unwrap_or((name, ""))).unwrap();
                 let token = token.strip_prefix("vf_token=");
                 let address: PciAddress = name.parse().map_err(|_| Errno::NODEV)?;
-                if !self.devices.get(&address).is_some_and(|device| device.group == group) {
+                if self.devices.get(&address).is_none_or(|device| device.group != group) {
                     return Err(Errno::NODEV);
                 }
                 if !self.groups[&group].in_container || !self.iommu_set {
