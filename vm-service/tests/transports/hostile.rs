@@ -239,7 +239,8 @@ fn one_user_cannot_have_all_programs() {
             code => break code,
         }
     };
-    assert_eq!((sessions.len(), refused), (21, code::NO_DEVICE.into()));
+    // Of 640 descriptors peers have 192, which are enough for 13 programs over TLS.
+    assert_eq!((sessions.len(), refused), (11, code::NO_DEVICE.into()));
     // By the other socket it is the same user.
     let said = place.run(Way::Unix, "add", "");
     assert!(said.contains("its limit is reached"), "{said}");
