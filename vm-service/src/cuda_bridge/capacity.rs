@@ -157,7 +157,7 @@ impl Capacity {
     }
 
     /// Reserves an amount for a peer until the answer is dropped; `None` when that exceeds its share. A peer's first program may take the last free place and
-    /// descriptors; all else leaves enough for one program.
+    /// descriptors; everything else leaves enough for one program.
     pub(super) fn reserve(&self, peer: &Peer, wanted: Amount) -> Option<Reserved> {
         let mut used = self.0.used();
         let sum = |of: fn(&Amount) -> usize| used.values().map(of).sum::<usize>();

@@ -13,7 +13,7 @@ fn place(rig: &Rig) {
     rig.write16(0x04, 2);
 }
 
-/// What was mapped into the guest and unmapped from it since the last call.
+/// Mappings added to and removed from the guest since the last call.
 fn changes(rig: &Rig) -> Vec<String> {
     rig.log.take().into_iter().filter(|line| line.starts_with("guest ")).collect()
 }

@@ -85,7 +85,7 @@ fn group_not_viable() {
     }
 }
 
-/// A claim of the whole group leaves bridges with the host, so it does not matter what is behind them.
+/// A claim of the whole group leaves bridges with the host, so devices behind them are no obstacle.
 #[test]
 fn the_whole_group_may_be_given_though_the_host_uses_what_is_behind_its_bridge() {
     let scene = shared_group(neighbour().driver("e1000e"));

@@ -324,7 +324,7 @@ impl Client {
         let _opening = locked(&self.opening);
         self.place.open(preamble).map_err(|error| {
             match error.get_ref().and_then(|inner| inner.downcast_ref()) {
-                // The rest of the session is not affected. The server has no descriptor for a connection more.
+                // The rest of the session is not affected. `NO_DEVICE`: the server has no descriptor left.
                 Some(Refused(code::NO_DEVICE)) => code::OUT_OF_MEMORY,
                 Some(Refused(code)) => *code,
                 None => self.lost(&error),

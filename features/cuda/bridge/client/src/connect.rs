@@ -143,7 +143,12 @@ impl Place {
     /// A new session: its connection, and, where files don't go over it, its token.
     fn begin(&self) -> io::Result<(Connection, Option<Token>)> {
         let Self::Unix(path) = self else {
-            let mut stream = self.open(Preamble::Session)?;
+            let mut stream = self.open(Preamble::Session).map_err(|error| {
+                match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+                    Some(Refused(code::NO_DEVICE)) => io::Error::other(FULL),
+                    _ => error,
+                }
+            })?;
             let mut token = [0; TOKEN];
             stream.read_exact(&mut token)?;
             return Ok((stream, Some(token)));
@@ -174,9 +179,6 @@ impl Place {
         connection.write_all(&bytes)?;
         match connection.word()? {
             0 => Ok(connection),
-            full if full == u64::from(code::NO_DEVICE) && matches!(preamble, Preamble::Session) => {
-                Err(io::Error::other(FULL))
-            }
             code => Err(io::Error::other(Refused(code as u32))),
         }
     }

@@ -149,5 +149,10 @@ fn config() -> Result<ClientConfig, String> {
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots)
         .with_client_auth_cert(certificates("VM_BRIDGE_CERTIFICATE")?, key)
-        .map_err(|error| format!("cannot use VM_BRIDGE_CERTIFICATE with VM_BRIDGE_KEY: {error}; they must belong together, and the certificate must be of X.509 version 3"))
+        .map_err(|error| {
+            format!(
+                "cannot use VM_BRIDGE_CERTIFICATE with VM_BRIDGE_KEY: {error}; they must belong together, and the certificate \
+                 must be of X.509 version 3"
+            )
+        })
 }

@@ -52,7 +52,7 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
             ([control::LANE, ..], Some(file), None) => {
                 start(session, Stream::new(UnixStream::from(file), session.watch().is_some()))
             }
-            ([control::RING, ..], Some(file), None) => start_ring(session, Far::open(&file), None),
+            ([control::RING, _, 0, _], Some(file), None) => start_ring(session, Far::open(&file), None),
             ([control::RING, _, len, offset], Some(window), Some(stream)) => {
                 let claim = session.claim(offset, len);
                 start_ring(session, Far::within(&window, offset, len, stream.into()), Some(claim))
@@ -90,8 +90,8 @@ fn orders(connection: &UnixStream, session: &Arc<Session>) -> Result<(), Session
                 memory.iter().flatten().for_each(|word| put(&mut answer, *word));
                 memory.err().unwrap_or(0)
             }
-            // Files that don't arrive were dropped by Linux: this process may open no more.
-            ([control::LANE | control::RING | control::CALLBACKS | control::WINDOW, ..], ..) => {
+            // Linux dropped a file: this process may open no more.
+            ([control::LANE | control::RING | control::CALLBACKS | control::WINDOW, ..], _, None) => {
                 code::OUT_OF_MEMORY
             }
             _ => return Err(Malformed.into()),
