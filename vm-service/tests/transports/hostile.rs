@@ -188,8 +188,9 @@ fn connections_that_a_worker_does_not_take_count_for_their_session_alone() {
 #[test]
 fn one_certificate_cannot_use_up_the_servers_descriptors() {
     let place = Place::limited(640);
-    place
-        .until("it says how many programs fit", || place.log().contains("at most 13 programs can be served"));
+    place.until("the log has the number of programs", || {
+        place.log().contains("at most 13 programs can be served")
+    });
     let mut session = Connection::begin(&place, "program", Preamble::Session).expect("connected");
     assert_eq!(session.word(), Some(0));
     let token: Token = session.bytes().expect("a token");

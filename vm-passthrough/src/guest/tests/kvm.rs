@@ -155,7 +155,7 @@ fn a_message_that_kvm_refuses_is_not_kept() {
     assert!(refused(0));
     set(1, 0x100_fee0_0000).unwrap();
     set(0, 0xfee0_0000).unwrap();
-    // Nor in the place of another message.
+    // Replacing a valid message fails too.
     assert!(refused(0));
     set(1, 0xfee0_1000).unwrap();
 }

@@ -93,7 +93,7 @@ fn regions() {
     // The last byte that a file may have.
     check(region_answer(RW, 0x1000, i64::MAX as u64 - 0x1000, 0, &[]), Ok((0x1000, &[])));
     check(region_answer(RW, 0x1001, i64::MAX as u64 - 0x1000, 0, &[]), Err("of its file"));
-    // Without the flag there are no capabilities, whatever the offset.
+    // Without the flag the offset of capabilities is ignored.
     check(region_answer(MAP, 0x10000, 0, 0x8000, &[]), Ok((0x10000, &[(0, 0x10000)])));
     // Only what has the flag can be mapped.
     check(region_answer(RW, 0x10000, 0, 0, &[]), Ok((0x10000, &[])));
@@ -164,7 +164,7 @@ fn iommus() {
             entries_left: Some(65535),
         }),
     );
-    // Without the flag there are no capabilities, whatever the offset.
+    // Without the flag the offset of capabilities is ignored.
     check(1, 0x1000, 0x8000, &[], Ok(all.clone()));
     // A range of one address.
     check(2, 0, 24, &ranges(&[(5, 5)], 0), Ok(IommuInfo { ranges: vec![5..=5], ..all.clone() }));

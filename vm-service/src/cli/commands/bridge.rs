@@ -178,9 +178,11 @@ pub(crate) fn run(context: &mut Context<'_>, args: &BridgeArgs) -> Result<(), Fa
         Action::Serve(args) if args.stream.as_ref() == Some(&args.socket) => {
             Err(Failure::usage("`--stream` and `--socket` name the same file; choose two files"))
         }
-        Action::Serve(args) if args.window.is_some() && args.stream.is_none() && args.vsock.is_none() => Err(
-            Failure::usage("`--window` serves programs of `--stream` and `--vsock` only; add one of these options"),
-        ),
+        Action::Serve(args) if args.window.is_some() && args.stream.is_none() && args.vsock.is_none() => {
+            Err(Failure::usage(
+                "`--window` serves programs of `--stream` and `--vsock` only; add one of these options",
+            ))
+        }
         Action::Serve(args) => {
             let tls = match (args.tls, &args.certificate, &args.key, &args.clients) {
                 (Some(address), Some(certificate), Some(key), Some(clients)) => Some(cuda_bridge::Tls {
